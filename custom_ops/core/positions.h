@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+// Positions blocks: which k of n items a payload holds (FORMAT.md, section "Positions block"), and
+// the operations that move items to and from them.
+//
+// Everywhere: n items of `components` floats each (1 real, 2 complex), contiguous; `kept` holds the
+// k items in ascending order of position; a block has PositionsNumWords(n, k) words. Floats are
+// moved as bits, so denormals and NaN patterns survive, except in a sum.
+
+#ifndef GRADCOMP_CORE_POSITIONS_H_
+#define GRADCOMP_CORE_POSITIONS_H_
+
+#include <cstdint>
+
+#include "parallel.h"
+#include "status.h"
+
+namespace gradcomp {
+
+constexpr int64_t kSegmentItems = 65536;
+
+inline int64_t PositionsNumSegments(int64_t n) { return (n + kSegmentItems - 1) / kSegmentItems; }
+
+inline int64_t PositionsBitmapWords(int64_t n) { return (n + 31) / 32; }
+
+inline int64_t PositionsLocalWords(int64_t n, int64_t k) {
+  return PositionsNumSegments(n) + (k + 1) / 2;
+}
+
+// Whether the block of k of n items has the local layout (16-bit indices) or is a bitmap.
+inline bool PositionsUseLocal(int64_t n, int64_t k) {
+  return PositionsLocalWords(n, k) < PositionsBitmapWords(n);
+}
+
+// Words of the positions block of k of n items.
+inline int64_t PositionsNumWords(int64_t n, int64_t k) {
+  return PositionsUseLocal(n, k) ? PositionsLocalWords(n, k) : PositionsBitmapWords(n);
+}
+
+// 64-bit words of a selection mask of n items: bit i mod 64 of word i div 64 belongs to item i.
+inline int64_t SelectionWords(int64_t n) { return (n + 63) / 64; }
+
+// Writes the block of a selection, and the items it keeps.
+//
+//   selected   [SelectionWords(n)] exactly k bits set, none from n on.
+//   values     [n, components]
+//   positions  [PositionsNumWords(n, k)], every word is written.
+//   kept       [k, components]
+//
+// Errors: InvalidArgument if the number of set bits is not k (nothing is written then).
+Status PositionsGather(const uint64_t* selected, const float* values, int64_t n, int components,
+                       int64_t k, const ParallelFor& parallel_for, uint32_t* positions,
+                       float* kept);
+
+// The dense sum over workers: sum[i] = (+0 + worker 0's item i) + worker 1's item i + ..., in
+// float32 and in this order, so the bits depend on nothing else. Items a worker did not keep add
+// nothing.
+//
+//   positions  [num_workers, words_per_worker], words_per_worker = PositionsNumWords(n, k)
+//   kept       [num_workers, k, components]
+//   sum        [n, components], every float is written unless there is an error.
+//
+// Errors: InvalidArgument for a block that no encoder writes (wrong count, index out of range or
+// not ascending, padding not zero) or a wrong size. Never accesses memory outside the arrays.
+Status PositionsSum(const uint32_t* positions, const float* kept, int64_t num_workers,
+                    int64_t words_per_worker, int64_t n, int components, int64_t k,
+                    const ParallelFor& parallel_for, float* sum);
+
+// Overwrites the items at the positions: values[position j] = kept[j].
+//
+//   values     [n, components], changed in place; the other items stay as they are.
+//   positions  [num_words], num_words = PositionsNumWords(n, k)
+//   kept       [k, components]
+//
+// Errors: as PositionsSum; after an error, which items were overwritten is not defined.
+Status PositionsReplace(const uint32_t* positions, const float* kept, int64_t num_words, int64_t n,
+                        int components, int64_t k, const ParallelFor& parallel_for, float* values);
+
+}  // namespace gradcomp
+
+#endif  // GRADCOMP_CORE_POSITIONS_H_

@@ -1,0 +1,386 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "top_k.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "multiversion.h"
+#include "positions.h"
+#include "scratch.h"
+#include "top_k_math.h"
+
+namespace gradcomp {
+namespace {
+
+// Items in a unit of parallel work; a multiple of the tile.
+constexpr int64_t kChunkItems = 8192;
+// Items whose keys are computed at a time, into an array that stays in the first-level cache.
+constexpr int64_t kTile = 1024;
+constexpr int64_t kTileMasks = kTile / 64;
+
+// Keys looked at to bracket the k-th one. More narrow the bracket with the square root only.
+constexpr int64_t kSampleSize = 16384;
+// Half the width of the bracket in standard deviations of a sample's rank.
+constexpr double kBracketDeviations = 4.0;
+
+constexpr int64_t kScanCycles = kChunkItems * 2;
+constexpr int64_t kResolveCycles = kChunkItems / 16;
+constexpr int64_t kSampleCycles = 40;
+
+constexpr uint32_t kMaxKey = kMaxComplexKey;
+
+// Keys lo..hi, both included.
+struct Bracket {
+  uint32_t lo;
+  uint32_t hi;
+};
+
+// ---- Keys ------------------------------------------------------------------------------------
+
+GRADCOMP_MULTIVERSION
+void RealKeys(const float* values, int64_t count, uint32_t* keys) {
+  for (int64_t i = 0; i < count; ++i) keys[i] = RealKey(values[i]);
+}
+
+GRADCOMP_MULTIVERSION
+void ComplexKeys(const float* values, int64_t count, double weight, uint32_t* keys) {
+  for (int64_t i = 0; i < count; ++i) {
+    keys[i] = ComplexKey(values[2 * i], values[2 * i + 1], weight);
+  }
+}
+
+// The items and how to turn them into keys.
+struct Items {
+  const float* values;
+  int64_t n;
+  int components;
+  int64_t row_length;
+
+  int64_t RowBins() const { return row_length / 2 + 1; }
+
+  uint32_t KeyAt(int64_t item) const {
+    if (components == 1) return RealKey(values[item]);
+    return ComplexKey(values[2 * item], values[2 * item + 1],
+                      BinWeight(item % RowBins(), row_length));
+  }
+
+  // keys[i] = key of item first + i.
+  void Keys(int64_t first, int64_t count, uint32_t* keys) const {
+    if (components == 1) return RealKeys(values + first, count, keys);
+    ComplexKeys(values + 2 * first, count, row_length == 0 ? 1.0 : 2.0, keys);
+    if (row_length == 0) return;
+    // The bins that are their own conjugate are few: mend them afterwards.
+    FixBins(first, count, 0, keys);
+    if (row_length % 2 == 0) FixBins(first, count, row_length / 2, keys);
+  }
+
+ private:
+  void FixBins(int64_t first, int64_t count, int64_t bin, uint32_t* keys) const {
+    const int64_t bins = RowBins();
+    for (int64_t i = (bin - first % bins + bins) % bins; i < count; i += bins) {
+      keys[i] = ComplexKey(values[2 * (first + i)], values[2 * (first + i) + 1], 1.0);
+    }
+  }
+};
+
+// ---- Order statistics --------------------------------------------------------------------------
+
+// The `rank`-th largest of `keys`, 1 <= rank <= size. Narrows the keys down to one bin of a
+// histogram first, because sorting steps are slow on unpredictable data.
+uint32_t SelectLargest(const uint32_t* keys, int64_t size, int64_t rank) {
+  uint32_t smallest = keys[0], largest = keys[0];
+  for (int64_t i = 1; i < size; ++i) {
+    smallest = std::min(smallest, keys[i]);
+    largest = std::max(largest, keys[i]);
+  }
+  constexpr int kBinBits = 11;
+  int shift = 0;
+  while ((largest - smallest) >> shift >> kBinBits != 0) ++shift;
+  std::vector<int64_t> histogram(1 << kBinBits);
+  for (int64_t i = 0; i < size; ++i) ++histogram[(keys[i] - smallest) >> shift];
+  uint32_t bin = (largest - smallest) >> shift;
+  while (histogram[bin] < rank) rank -= histogram[bin--];
+  if (shift == 0) return smallest + bin;
+  std::vector<uint32_t> in_bin;
+  in_bin.reserve(static_cast<size_t>(histogram[bin]));
+  for (int64_t i = 0; i < size; ++i) {
+    if ((keys[i] - smallest) >> shift == bin) in_bin.push_back(keys[i]);
+  }
+  std::nth_element(in_bin.begin(), in_bin.begin() + (rank - 1), in_bin.end(),
+                   std::greater<uint32_t>());
+  return in_bin[static_cast<size_t>(rank - 1)];
+}
+
+// Multiplicative hash that spreads the sampled positions, so that no period in the data fits them.
+inline uint64_t Scramble(uint64_t x) {
+  x *= 0x9e3779b97f4a7c15u;
+  return x ^ (x >> 32);
+}
+
+// Keys between which the k-th largest very probably lies: from one item of each of kSampleSize
+// equal strata, taken at a scrambled but fixed place.
+Bracket SampleBracket(const Items& items, int64_t k, const ParallelFor& parallel_for) {
+  const int64_t n = items.n;
+  if (n <= 2 * kSampleSize) return {0, kMaxKey};
+  std::vector<uint32_t> sample(kSampleSize);
+  const int64_t stratum = n / kSampleSize;
+  RunShards(parallel_for, kSampleSize, kSampleCycles, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      const int64_t start = i * stratum + i * (n % kSampleSize) / kSampleSize;
+      sample[i] = items.KeyAt(start + static_cast<int64_t>(Scramble(i) % stratum));
+    }
+  });
+  const double share = static_cast<double>(k) / static_cast<double>(n);
+  const double rank = share * kSampleSize;
+  const double margin = 2.0 + kBracketDeviations * std::sqrt(rank * (1.0 - share));
+  const int64_t upper = static_cast<int64_t>(rank - margin);
+  const int64_t lower = static_cast<int64_t>(rank + margin) + 1;
+  Bracket bracket = {0, kMaxKey};
+  if (upper >= 1) bracket.hi = SelectLargest(sample.data(), kSampleSize, upper);
+  if (lower <= kSampleSize) bracket.lo = SelectLargest(sample.data(), kSampleSize, lower);
+  return bracket;
+}
+
+// ---- One pass over the items -------------------------------------------------------------------
+
+// Bit j of the result is the lowest bit of byte j.
+GRADCOMP_ALWAYS_INLINE uint64_t PackFlags(const uint8_t* flags) {
+  uint64_t mask = 0;
+  for (int i = 0; i < 8; ++i) {
+    uint64_t bytes;
+    std::memcpy(&bytes, flags + 8 * i, sizeof(bytes));
+    mask |= (bytes * 0x0102040810204080u >> 56) << (8 * i);
+  }
+  return mask;
+}
+
+// What a pass found in some items.
+struct Counts {
+  int64_t above = 0;   // keys > hi
+  int64_t inside = 0;  // keys in the bracket
+  int64_t ties = 0;    // of these, keys equal to the threshold
+};
+
+// Compares 64 * num_masks keys with a bracket: one bit a key, and how many bits are set. Keys from
+// `size` on count as below.
+GRADCOMP_MULTIVERSION
+void CompareKeys(const uint32_t* keys, int64_t size, int64_t num_masks, uint32_t lo, uint32_t hi,
+                 uint64_t* above, uint64_t* inside, Counts* counts) {
+  int64_t num_above = 0, num_inside = 0;
+  for (int64_t m = 0; m < num_masks; ++m, keys += 64) {
+    uint8_t is_above[64], is_inside[64];
+    for (int i = 0; i < 64; ++i) {
+      is_above[i] = keys[i] > hi;
+      is_inside[i] = keys[i] - lo <= hi - lo;
+    }
+    above[m] = PackFlags(is_above);
+    inside[m] = PackFlags(is_inside);
+    if (size - m * 64 < 64) {
+      const uint64_t valid = (uint64_t{1} << (size - m * 64)) - 1;
+      above[m] &= valid;
+      inside[m] &= valid;
+    }
+    num_above += __builtin_popcountll(above[m]);
+    num_inside += __builtin_popcountll(inside[m]);
+  }
+  counts->above += num_above;
+  counts->inside += num_inside;
+}
+
+// The state of a selection. `above` and `inside` are masks of the items above and in the bracket.
+// For a bracket of more than one key, chunk c has its counts.inside candidates from
+// c * kChunkItems on: the keys in the bracket, and where in the chunk they are.
+struct Selection {
+  std::unique_ptr<uint64_t[]> above;
+  std::unique_ptr<uint64_t[]> inside;
+  std::unique_ptr<uint32_t[]> candidate_keys;
+  std::unique_ptr<uint16_t[]> candidate_items;
+  std::vector<Counts> chunks;
+
+  int64_t num_chunks() const { return static_cast<int64_t>(chunks.size()); }
+};
+
+void ScanChunk(const Items& items, int64_t chunk, const Bracket& bracket, Selection* selection) {
+  Counts counts;
+  const int64_t chunk_begin = chunk * kChunkItems;
+  const int64_t chunk_end = std::min(chunk_begin + kChunkItems, items.n);
+  uint32_t* candidate_key = selection->candidate_keys.get() + chunk_begin;
+  uint16_t* candidate_item = selection->candidate_items.get() + chunk_begin;
+  uint32_t keys[kTile];
+  for (int64_t first = chunk_begin; first < chunk_end; first += kTile) {
+    const int64_t size = std::min(kTile, chunk_end - first);
+    const int64_t num_masks = (size + 63) / 64;
+    uint64_t* const inside = selection->inside.get() + first / 64;
+    items.Keys(first, size, keys);
+    std::fill(keys + size, keys + num_masks * 64, 0);
+    CompareKeys(keys, size, num_masks, bracket.lo, bracket.hi,
+                selection->above.get() + first / 64, inside, &counts);
+    if (bracket.lo == bracket.hi) continue;
+    for (int64_t m = 0; m < num_masks; ++m) {
+      for (uint64_t mask = inside[m]; mask != 0; mask &= mask - 1) {
+        const int64_t item = m * 64 + __builtin_ctzll(mask);
+        *candidate_key++ = keys[item];
+        *candidate_item++ = static_cast<uint16_t>(first - chunk_begin + item);
+      }
+    }
+  }
+  selection->chunks[chunk] = counts;
+}
+
+// Scans until the bracket holds the k-th largest key, which takes two passes at most. Returns the
+// number of keys above the bracket.
+int64_t ScanUntilBracketed(const Items& items, int64_t k, const ParallelFor& parallel_for,
+                           Bracket* bracket, Selection* selection) {
+  while (true) {
+    RunShards(parallel_for, selection->num_chunks(), kScanCycles,
+              [&](int64_t begin, int64_t end) {
+                for (int64_t chunk = begin; chunk < end; ++chunk) {
+                  ScanChunk(items, chunk, *bracket, selection);
+                }
+              });
+    int64_t above = 0, inside = 0;
+    for (const Counts& counts : selection->chunks) {
+      above += counts.above;
+      inside += counts.inside;
+    }
+    if (above >= k) {
+      *bracket = {bracket->hi + 1, kMaxKey};
+    } else if (above + inside < k) {
+      *bracket = {0, bracket->lo - 1};
+    } else {
+      return above;
+    }
+  }
+}
+
+// ---- From the bracket to the selection ---------------------------------------------------------
+
+// The `rank`-th largest key inside the bracket. Counts the ties of every chunk, and in `*above` the
+// keys in the bracket that are larger.
+uint32_t Threshold(const Bracket& bracket, int64_t rank, Selection* selection, int64_t* above) {
+  *above = 0;
+  if (bracket.lo == bracket.hi) {
+    for (Counts& counts : selection->chunks) counts.ties = counts.inside;
+    return bracket.lo;
+  }
+  std::vector<uint32_t> keys;
+  for (int64_t chunk = 0; chunk < selection->num_chunks(); ++chunk) {
+    const uint32_t* const candidates = selection->candidate_keys.get() + chunk * kChunkItems;
+    keys.insert(keys.end(), candidates, candidates + selection->chunks[chunk].inside);
+  }
+  const uint32_t threshold = SelectLargest(keys.data(), static_cast<int64_t>(keys.size()), rank);
+  const uint32_t* key = keys.data();
+  for (Counts& counts : selection->chunks) {
+    int64_t num_above = 0, num_ties = 0;
+    for (int64_t i = 0; i < counts.inside; ++i, ++key) {
+      num_above += *key > threshold;
+      num_ties += *key == threshold;
+    }
+    counts.ties = num_ties;
+    *above += num_above;
+  }
+  return threshold;
+}
+
+// Adds to the items above the bracket those of one chunk that are in it and selected: keys above
+// the threshold, and the first `ties` of those equal to it.
+void ResolveCandidates(uint32_t threshold, int64_t ties, int64_t chunk, Selection* selection) {
+  const uint32_t* const keys = selection->candidate_keys.get() + chunk * kChunkItems;
+  const uint16_t* const chunk_items = selection->candidate_items.get() + chunk * kChunkItems;
+  uint64_t* const masks = selection->above.get() + chunk * (kChunkItems / 64);
+  for (int64_t i = 0; i < selection->chunks[chunk].inside; ++i) {
+    const bool is_tie = keys[i] == threshold;
+    const bool is_selected = (keys[i] > threshold) | (is_tie & (ties > 0));
+    ties -= is_tie;
+    masks[chunk_items[i] / 64] |= uint64_t{is_selected} << (chunk_items[i] % 64);
+  }
+}
+
+// The same for a bracket of one key, where everything inside is a tie.
+void ResolveTies(int64_t ties, int64_t chunk, int64_t num_masks, Selection* selection) {
+  const int64_t first = chunk * (kChunkItems / 64);
+  const int64_t last = std::min(first + kChunkItems / 64, num_masks);
+  for (int64_t m = first; m < last && ties > 0; ++m) {
+    uint64_t left = selection->inside[m];
+    const int64_t count = __builtin_popcountll(left);
+    if (count <= ties) {
+      left = 0;
+    } else {
+      for (int64_t i = 0; i < ties; ++i) left &= left - 1;
+    }
+    selection->above[m] |= selection->inside[m] & ~left;
+    ties -= count;
+  }
+}
+
+Status Validate(int64_t n, int components, int64_t row_length, int64_t k) {
+  if (components != 1 && components != 2) {
+    return Status::InvalidArgument("components must be 1 or 2, got " + std::to_string(components));
+  }
+  if (row_length < 0 || (row_length > 0 && components != 2)) {
+    return Status::InvalidArgument("row_length must be 0, or positive with complex items; got " +
+                                   std::to_string(row_length));
+  }
+  if (row_length > 0 && n % (row_length / 2 + 1) != 0) {
+    return Status::InvalidArgument("with row_length " + std::to_string(row_length) +
+                                   " the number of items must be a multiple of " +
+                                   std::to_string(row_length / 2 + 1) + ", got " +
+                                   std::to_string(n));
+  }
+  if (k < 1 || k > n) {
+    return Status::InvalidArgument("count must be in 1.." + std::to_string(n) +
+                                   " (the number of items), got " + std::to_string(k));
+  }
+  return Status();
+}
+
+}  // namespace
+
+Status TopKSelect(const float* values, int64_t n, int components, int64_t row_length, int64_t k,
+                  const ParallelFor& parallel_for, uint32_t* positions, float* kept) {
+  if (Status status = Validate(n, components, row_length, k); !status.ok()) return status;
+  const Items items = {values, n, components, row_length};
+  const int64_t num_chunks = (n + kChunkItems - 1) / kChunkItems;
+  const int64_t num_masks = SelectionWords(n);
+  Selection selection;
+  selection.above = AllocateScratch<uint64_t>(num_masks);
+  selection.inside = AllocateScratch<uint64_t>(num_masks);
+  selection.candidate_keys = AllocateScratch<uint32_t>(num_chunks * kChunkItems);
+  selection.candidate_items = AllocateScratch<uint16_t>(num_chunks * kChunkItems);
+  if (!selection.above || !selection.inside || !selection.candidate_keys ||
+      !selection.candidate_items) {
+    return OutOfScratch();
+  }
+  selection.chunks.resize(static_cast<size_t>(num_chunks));
+
+  Bracket bracket = SampleBracket(items, k, parallel_for);
+  const int64_t above_bracket = ScanUntilBracketed(items, k, parallel_for, &bracket, &selection);
+  int64_t above_threshold = 0;
+  const uint32_t threshold = Threshold(bracket, k - above_bracket, &selection, &above_threshold);
+
+  // Ties go to the lowest index: a chunk gets what the chunks before it left over.
+  std::vector<int64_t> ties(static_cast<size_t>(num_chunks));
+  int64_t ties_left = k - above_bracket - above_threshold;
+  for (int64_t chunk = 0; chunk < num_chunks; ++chunk) {
+    ties[chunk] = ties_left;
+    ties_left = std::max<int64_t>(0, ties_left - selection.chunks[chunk].ties);
+  }
+  RunShards(parallel_for, num_chunks, kResolveCycles, [&](int64_t begin, int64_t end) {
+    for (int64_t chunk = begin; chunk < end; ++chunk) {
+      if (bracket.lo == bracket.hi) {
+        ResolveTies(ties[chunk], chunk, num_masks, &selection);
+      } else {
+        ResolveCandidates(threshold, ties[chunk], chunk, &selection);
+      }
+    }
+  });
+  return PositionsGather(selection.above.get(), values, n, components, k, parallel_for, positions,
+                         kept);
+}
+
+}  // namespace gradcomp

@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+// Exact top-k: the k items of largest magnitude, ties broken by lowest index (FORMAT.md, section
+// "Top-k: which items are kept").
+//
+// The k-th largest key is bracketed from a sample. One pass over the items then marks those above
+// the bracket and collects the few keys inside it, from which the k-th follows exactly. A bracket
+// that misses costs a second pass, never a wrong result.
+
+#ifndef GRADCOMP_CORE_TOP_K_H_
+#define GRADCOMP_CORE_TOP_K_H_
+
+#include <cstdint>
+
+#include "parallel.h"
+#include "status.h"
+
+namespace gradcomp {
+
+// Selects k of n items and writes their positions block and the items themselves.
+//
+//   values      [n, components] floats, any bits; components 1 (real) or 2 (complex).
+//   row_length  L >= 0. With L > 0, which needs components 2 and n a multiple of L/2 + 1, the items
+//               are rows of L/2 + 1 bins of real transforms of length L, and bins that stand for a
+//               conjugate pair count twice.
+//   k           1 <= k <= n.
+//   positions   [PositionsNumWords(n, k)] the positions block.
+//   kept        [k, components] the selected items in ascending order of position, bits unchanged.
+//
+// Errors: InvalidArgument for arguments outside these limits, ResourceExhausted if there is no
+// memory for scratch space (6.3 bytes an item, most of it untouched as a rule).
+// The same bits for any `parallel_for`. Thread-safe.
+Status TopKSelect(const float* values, int64_t n, int components, int64_t row_length, int64_t k,
+                  const ParallelFor& parallel_for, uint32_t* positions, float* kept);
+
+}  // namespace gradcomp
+
+#endif  // GRADCOMP_CORE_TOP_K_H_

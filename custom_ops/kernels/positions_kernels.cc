@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <cstring>
+
+#include "custom_ops/core/positions.h"
+#include "custom_ops/kernels/kernel_util.h"
+#include "tensorflow/core/framework/op_kernel.h"
+
+namespace gradcomp {
+namespace {
+
+using ::tensorflow::OpKernel;
+using ::tensorflow::OpKernelConstruction;
+using ::tensorflow::OpKernelContext;
+using ::tensorflow::Tensor;
+using ::tensorflow::TensorShape;
+
+class PositionsSumOp : public OpKernel {
+ public:
+  explicit PositionsSumOp(OpKernelConstruction* context) : OpKernel(context) {}
+
+  void Compute(OpKernelContext* context) override {
+    const Tensor& positions = context->input(0);
+    const Tensor& kept = context->input(1);
+    const Tensor& size = context->input(2);
+    int components = 0;
+    OP_REQUIRES_OK(context, CheckRank(positions, "positions", 2));
+    OP_REQUIRES_OK(context, ItemComponents(kept, "kept", 2, &components));
+    OP_REQUIRES_OK(context, CheckRank(size, "size", 0));
+    const int64_t num_workers = positions.dim_size(0);
+    OP_REQUIRES(context, kept.dim_size(0) == num_workers,
+                absl::InvalidArgumentError(
+                    "positions and kept must be of the same number of workers, got shapes " +
+                    positions.shape().DebugString() + " and " + kept.shape().DebugString()));
+    const int64_t n = size.scalar<int64_t>()();
+    const int64_t k = kept.dim_size(1);
+    // Also keeps a wrong size from asking for absurd amounts of memory.
+    OP_REQUIRES(context, n >= k && positions.dim_size(1) == PositionsNumWords(n, k),
+                absl::InvalidArgumentError(
+                    "positions of shape " + positions.shape().DebugString() +
+                    " cannot hold positions blocks of " + std::to_string(k) + " of " +
+                    std::to_string(n) + " items"));
+    TensorShape sum_shape({n});
+    if (components == 2) sum_shape.AddDim(2);
+    Tensor* sum = nullptr;
+    OP_REQUIRES_OK(context, context->allocate_output(0, sum_shape, &sum));
+    OP_REQUIRES_OK(context, ToTensorFlowStatus(PositionsSum(
+                                WordsOf(positions), FloatsOf(kept), num_workers,
+                                positions.dim_size(1), n, components, k,
+                                IntraOpParallelFor(context), MutableFloatsOf(sum))));
+  }
+};
+
+class PositionsReplaceOp : public OpKernel {
+ public:
+  explicit PositionsReplaceOp(OpKernelConstruction* context) : OpKernel(context) {}
+
+  void Compute(OpKernelContext* context) override {
+    const Tensor& values = context->input(0);
+    const Tensor& positions = context->input(1);
+    const Tensor& kept = context->input(2);
+    int components = 0, kept_components = 0;
+    OP_REQUIRES_OK(context, ItemComponents(values, "values", 1, &components));
+    OP_REQUIRES_OK(context, CheckRank(positions, "positions", 1));
+    OP_REQUIRES_OK(context, ItemComponents(kept, "kept", 1, &kept_components));
+    OP_REQUIRES(context, components == kept_components,
+                absl::InvalidArgumentError(
+                    "values and kept must both be real or both complex, got shapes " +
+                    values.shape().DebugString() + " and " + kept.shape().DebugString()));
+    const int64_t n = values.dim_size(0);
+    Tensor* replaced = nullptr;
+    OP_REQUIRES_OK(context, context->forward_input_or_allocate_output({0}, 0, values.shape(),
+                                                                      &replaced));
+    const float* const from = FloatsOf(values);
+    float* const to = MutableFloatsOf(replaced);
+    const ParallelFor parallel_for = IntraOpParallelFor(context);
+    if (from != to) {
+      constexpr int64_t kCopyCyclesPerItem = 2;
+      parallel_for(n, kCopyCyclesPerItem * components, [&](int64_t begin, int64_t end) {
+        std::memcpy(to + begin * components, from + begin * components,
+                    sizeof(float) * static_cast<size_t>((end - begin) * components));
+      });
+    }
+    OP_REQUIRES_OK(context, ToTensorFlowStatus(PositionsReplace(
+                                WordsOf(positions), FloatsOf(kept), positions.dim_size(0), n,
+                                components, kept.dim_size(0), parallel_for, to)));
+  }
+};
+
+REGISTER_KERNEL_BUILDER(Name("Gradcomp>PositionsSum").Device(::tensorflow::DEVICE_CPU),
+                        PositionsSumOp);
+REGISTER_KERNEL_BUILDER(Name("Gradcomp>PositionsReplace").Device(::tensorflow::DEVICE_CPU),
+                        PositionsReplaceOp);
+
+}  // namespace
+}  // namespace gradcomp

@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "custom_ops/core/positions.h"
+#include "custom_ops/ops/shape_util.h"
+#include "tensorflow/core/framework/op.h"
+#include "tensorflow/core/framework/shape_inference.h"
+
+namespace gradcomp {
+namespace {
+
+using ::tensorflow::shape_inference::DimensionHandle;
+using ::tensorflow::shape_inference::InferenceContext;
+using ::tensorflow::shape_inference::ShapeHandle;
+
+// Checks a dimension of positions words against n and k as far as all three are known.
+absl::Status CheckNumWords(InferenceContext* c, DimensionHandle num_words, DimensionHandle n,
+                           DimensionHandle k) {
+  if (!c->ValueKnown(n) || !c->ValueKnown(k)) return absl::OkStatus();
+  DimensionHandle unused;
+  return c->WithValue(num_words, PositionsNumWords(c->Value(n), c->Value(k)), &unused);
+}
+
+absl::Status PositionsSumShape(InferenceContext* c) {
+  ShapeHandle positions, kept, unused;
+  TF_RETURN_IF_ERROR(c->WithRank(c->input(0), 2, &positions));
+  TF_RETURN_IF_ERROR(ItemsShape(c, c->input(1), 2, &kept));
+  TF_RETURN_IF_ERROR(c->WithRank(c->input(2), 0, &unused));
+  DimensionHandle n;
+  TF_RETURN_IF_ERROR(c->MakeDimForScalarInput(2, &n));
+  if (!c->RankKnown(kept)) {
+    c->set_output(0, c->UnknownShape());
+    return absl::OkStatus();
+  }
+  DimensionHandle num_workers;
+  TF_RETURN_IF_ERROR(c->Merge(c->Dim(positions, 0), c->Dim(kept, 0), &num_workers));
+  TF_RETURN_IF_ERROR(CheckNumWords(c, c->Dim(positions, 1), n, c->Dim(kept, 1)));
+  c->set_output(0, c->Rank(kept) == 2 ? c->Vector(n) : c->Matrix(n, 2));
+  return absl::OkStatus();
+}
+
+absl::Status PositionsReplaceShape(InferenceContext* c) {
+  ShapeHandle values, positions, kept;
+  TF_RETURN_IF_ERROR(ItemsShape(c, c->input(0), 1, &values));
+  TF_RETURN_IF_ERROR(c->WithRank(c->input(1), 1, &positions));
+  TF_RETURN_IF_ERROR(ItemsShape(c, c->input(2), 1, &kept));
+  if (c->RankKnown(values) && c->RankKnown(kept)) {
+    TF_RETURN_IF_ERROR(c->WithRank(kept, c->Rank(values), &kept));
+    TF_RETURN_IF_ERROR(
+        CheckNumWords(c, c->Dim(positions, 0), c->Dim(values, 0), c->Dim(kept, 0)));
+  }
+  c->set_output(0, values);
+  return absl::OkStatus();
+}
+
+REGISTER_OP("Gradcomp>PositionsSum")
+    .Input("positions: int32")
+    .Input("kept: float32")
+    .Input("size: int64")
+    .Output("sum: float32")
+    .SetShapeFn(PositionsSumShape)
+    .Doc(R"doc(
+Sums the kept items of all workers into a dense tensor.
+
+In float32 and in the order of the workers, from +0, so that every worker gets the same bits.
+
+positions: `[W, p]` a positions block of the wire format for each of W workers.
+kept: `[W, k]` real or `[W, k, 2]` complex items, in ascending order of position.
+size: scalar n: the number of items of the sum.
+sum: `[n]` or `[n, 2]`.
+)doc");
+
+REGISTER_OP("Gradcomp>PositionsReplace")
+    .Input("values: float32")
+    .Input("positions: int32")
+    .Input("kept: float32")
+    .Output("replaced: float32")
+    .SetShapeFn(PositionsReplaceShape)
+    .Doc(R"doc(
+Replaces the items at the positions, in place where nothing else reads `values`.
+
+With the quantization error of the kept items as `kept`, the result is the residual.
+
+values: `[n]` real or `[n, 2]` complex items.
+positions: `[p]` a positions block of the wire format.
+kept: `[k]` or `[k, 2]` the new items, in ascending order of position.
+replaced: like `values`.
+)doc");
+
+}  // namespace
+}  // namespace gradcomp

@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "custom_ops/core/positions.h"
+#include "custom_ops/ops/shape_util.h"
+#include "tensorflow/core/framework/op.h"
+#include "tensorflow/core/framework/shape_inference.h"
+
+namespace gradcomp {
+namespace {
+
+using ::tensorflow::shape_inference::DimensionHandle;
+using ::tensorflow::shape_inference::InferenceContext;
+using ::tensorflow::shape_inference::ShapeHandle;
+
+absl::Status TopKSelectShape(InferenceContext* c) {
+  ShapeHandle values, unused;
+  TF_RETURN_IF_ERROR(ItemsShape(c, c->input(0), 1, &values));
+  TF_RETURN_IF_ERROR(c->WithRank(c->input(1), 0, &unused));
+  DimensionHandle k;
+  TF_RETURN_IF_ERROR(c->MakeDimForScalarInput(1, &k));
+  DimensionHandle num_words = c->UnknownDim();
+  if (c->RankKnown(values) && c->ValueKnown(c->Dim(values, 0)) && c->ValueKnown(k)) {
+    num_words = c->MakeDim(PositionsNumWords(c->Value(c->Dim(values, 0)), c->Value(k)));
+  }
+  c->set_output(0, c->Vector(num_words));
+  ShapeHandle kept = c->UnknownShape();
+  if (c->RankKnown(values)) TF_RETURN_IF_ERROR(c->ReplaceDim(values, 0, k, &kept));
+  c->set_output(1, kept);
+  return absl::OkStatus();
+}
+
+REGISTER_OP("Gradcomp>TopKSelect")
+    .Input("values: float32")
+    .Input("count: int64")
+    .Output("positions: int32")
+    .Output("kept: float32")
+    .Attr("row_length: int >= 0 = 0")
+    .SetShapeFn(TopKSelectShape)
+    .Doc(R"doc(
+Selects the items of largest magnitude, exactly, ties broken by lowest index.
+
+values: `[n]` real or `[n, 2]` complex items (real part first). Inf and NaN rank first.
+count: scalar k, 1 <= k <= n: the number of items to keep.
+positions: `[p]` the positions block of the wire format (custom_ops/core/FORMAT.md).
+kept: `[k]` or `[k, 2]` the items kept, in ascending order of position.
+row_length: L. If positive, `values` is `[n, 2]`, the rows of `L/2 + 1` bins of real transforms of
+  length L, and bins that stand for a conjugate pair count twice in the ranking.
+)doc");
+
+}  // namespace
+}  // namespace gradcomp

@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What workers are given: addresses, environment, arguments. And what is refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+
+import pytest
+
+_REPORT = """
+    report = {"config": json.loads(os.environ["TF_CONFIG"]), "argv": sys.argv[1:],
+              "threads": os.environ["TF_NUM_INTRAOP_THREADS"], "path": sys.path[0],
+              "python": sys.executable, "color": os.environ.get("COLOR")}
+    print(json.dumps(report))
+"""
+
+
+def reports(stdout: str) -> list[dict]:
+    """What the workers reported, by worker."""
+    by_worker = {}
+    for line in stdout.splitlines():
+        match = re.fullmatch(r"\[worker +(\d+)\] (\{.*\})", line)
+        assert match, line
+        by_worker[int(match[1])] = json.loads(match[2])
+    return [by_worker[index] for index in range(len(by_worker))]
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return probe.getsockname()[1]
+
+
+def test_each_worker_gets_its_tf_config(command_line):
+    script = command_line.script(
+        _REPORT,
+        """
+    import socket
+    host, port = report["config"]["cluster"]["worker"][INDEX].split(":")
+    with socket.socket() as server:
+        server.bind((host, int(port)))  # still free, and on this machine
+        """,
+    )
+    code, out, err = command_line.run("launch", "-n", "3", script)
+    assert code == 0, err
+    configs = [report["config"] for report in reports(out)]
+    addresses = configs[0]["cluster"]["worker"]
+    assert len(set(addresses)) == 3
+    assert all(re.fullmatch(r"127\.0\.0\.1:\d+", address) for address in addresses)
+    for index, config in enumerate(configs):
+        assert config == {
+            "cluster": {"worker": addresses},
+            "task": {"type": "worker", "index": index},
+        }
+    assert all(address in err for address in addresses)
+
+
+def test_prefixes_are_aligned(command_line):
+    script = command_line.script("print('hello')")
+    code, out, _ = command_line.run("launch", "-n", "11", script)
+    assert code == 0
+    assert sorted(out.splitlines()) == sorted(f"[worker {i:2}] hello" for i in range(11))
+
+
+@pytest.mark.parametrize("form", ["script", "after dashes", "module"])
+def test_arguments_reach_the_script_unchanged(command_line, form):
+    script = command_line.script(_REPORT)
+    arguments = ["--", "-n", "7", "--env", "a b", "", "-m", "é", "--help", "--threads=9"]
+    target = {"script": [script], "after dashes": ["--", script], "module": ["-m", "train"]}[form]
+    code, out, err = command_line.run("launch", "-n", "2", *target, *arguments)
+    assert code == 0, err
+    assert [report["argv"] for report in reports(out)] == [arguments, arguments]
+
+
+def test_module_form_is_python_s(command_line):
+    (command_line.directory / "project").mkdir()
+    command_line.script(_REPORT, name="project/__main__.py")
+    code, out, err = command_line.run("launch", "-n1", "-mproject", "x")
+    assert code == 0, err
+    (report,) = reports(out)
+    assert report["argv"] == ["x"]
+    assert os.path.realpath(report["path"]) == os.path.realpath(command_line.directory)
+
+
+def test_script_named_like_an_option(command_line):
+    script = command_line.script(_REPORT, name="-V.py")
+    code, out, err = command_line.run("launch", "-n", "1", "--", script)
+    assert code == 0, err
+    assert len(reports(out)) == 1
+
+
+def test_threads_share_the_cores(command_line):
+    script = command_line.script(_REPORT)
+    cores = len(os.sched_getaffinity(0))
+
+    def threads(*options: str, **variables: str) -> list[str]:
+        code, out, err = command_line.run("launch", *options, script, **variables)
+        assert code == 0, err
+        return [report["threads"] for report in reports(out)]
+
+    assert threads("-n", "1") == [str(cores)]
+    assert threads("-n", "2") == [str(max(1, cores // 2))] * 2
+    assert threads("-n", str(cores + 1)) == ["1"] * (cores + 1)
+    assert threads("-n", "1", TF_NUM_INTRAOP_THREADS="5") == ["5"]
+    assert threads("-n", "1", "--threads", "3", TF_NUM_INTRAOP_THREADS="5") == ["3"]
+
+
+def test_environment_is_inherited_and_extended(command_line):
+    script = command_line.script(_REPORT)
+    _, out, _ = command_line.run("launch", "-n", "2", script, COLOR="red")
+    assert [report["color"] for report in reports(out)] == ["red", "red"]
+    _, out, _ = command_line.run("launch", "-n", "2", "--env", "COLOR=a=b", script, COLOR="red")
+    assert [report["color"] for report in reports(out)] == ["a=b", "a=b"]
+
+
+def test_port_base(command_line):
+    script = command_line.script(_REPORT)
+    base = free_port()
+    code, out, err = command_line.run("launch", "-n", "1", "--host-port-base", str(base), script)
+    assert code == 0, err
+    assert reports(out)[0]["config"]["cluster"]["worker"] == [f"127.0.0.1:{base}"]
+
+    with socket.socket() as server:
+        server.bind(("", 0))
+        server.listen()
+        taken = server.getsockname()[1]
+        code, out, err = command_line.run("launch", "-n1", f"--host-port-base={taken}", script)
+    assert (code, out) == (2, "")
+    assert re.fullmatch(rf"tf-gradcomp launch: error: cannot use port {taken}: .*\n", err)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["-n", "2"], "no script given"),
+        (["-n", "2", "--"], "no script given"),
+        (["-n", "2", "-m"], "-m needs the name of a module"),
+        (["-n", "2", "missing.py"], "script 'missing.py' does not exist"),
+        (["-n", "2", "-"], "script '-' does not exist"),
+        (["-n", "0", "train.py"], "-n must be at least 1, got 0"),
+        (["-n", "-3", "train.py"], "-n must be at least 1, got -3"),
+        (["-n", "2", "--threads", "0", "train.py"], "--threads must be at least 1, got 0"),
+        (["-n", "2", "--grace", "-1", "train.py"], "--grace must be at least 0 seconds, got -1"),
+        (["-n", "2", "--grace", "nan", "train.py"], "--grace must be at least 0 seconds, got nan"),
+        (["-n", "2", "--env", "COLOR", "train.py"], "--env takes NAME=VALUE, got 'COLOR'"),
+        (["-n", "2", "--env", "=red", "train.py"], "--env takes NAME=VALUE, got '=red'"),
+        (["-n", "2", "--env", "TF_CONFIG={}", "train.py"], "--env cannot set TF_CONFIG"),
+        (["-n", "2", "--host-port-base", "65535", "train.py"], "must be in 1..65534 for 2 workers"),
+    ],
+)
+def test_refusals_are_one_line(command_line, arguments, message):
+    command_line.script("print('started')")
+    code, out, err = command_line.run("launch", *arguments)
+    assert (code, out) == (2, "")
+    assert err.startswith("tf-gradcomp launch: error: ")
+    assert message in err
+    assert err.count("\n") == 1
+
+
+def test_refuses_to_run_inside_a_cluster(command_line):
+    script = command_line.script("print('started')")
+    code, out, err = command_line.run("launch", "-n", "2", script, TF_CONFIG="{}")
+    assert (code, out) == (2, "")
+    assert "TF_CONFIG is already set" in err
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize("arguments", [["launch", "train.py"], ["launch", "-n", "x", "train.py"]])
+def test_argparse_refuses_the_rest(command_line, arguments):
+    command_line.script("print('started')")
+    code, out, err = command_line.run(*arguments)
+    assert (code, out) == (2, "")
+    assert "-n" in err
+
+
+def test_help_and_version(command_line):
+    code, out, _ = command_line.run("launch", "--help")
+    assert code == 0
+    assert "TF_NUM_INTRAOP_THREADS" in out
+    code, out, _ = command_line.run("--version")
+    assert code == 0
+    assert re.fullmatch(r"tf-gradcomp \d+\.\d+\.\S+\n", out)
+
+
+def test_command_line_needs_no_tensorflow(command_line):
+    blocker = command_line.directory / "blocked" / "tensorflow.py"
+    blocker.parent.mkdir()
+    blocker.write_text("raise SystemExit('tensorflow was imported')")
+    script = command_line.script("print('hello')")
+    code, out, err = command_line.run("launch", "-n", "1", script, PYTHONPATH=str(blocker.parent))
+    assert (code, out) == (0, "[worker 0] hello\n"), err

@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compression and Policy as plain data: round trips, and one clear error for bad input."""
+
+import pickle
+
+import hypothesis
+import hypothesis.strategies as st
+import pytest
+
+from tf_gradcomp import methods
+from tf_gradcomp.codecs import registry
+from tf_gradcomp.compression import SCOPES, Compression
+from tf_gradcomp.policy import Policy, VariableInfo, as_policy
+
+compressions = st.builds(
+    lambda density, bits, chunk, feedback, scope, size: Compression(
+        "fft",
+        (("density", density), ("bits", bits), ("chunk", chunk)),
+        error_feedback=feedback,
+        scope=scope,
+        bucket_bytes=size,
+    ),
+    st.floats(1e-6, 1.0),
+    st.integers(6, 12),
+    st.sampled_from([None, 2, 64, 4096]),
+    st.sampled_from([None, True, False]),
+    st.sampled_from(SCOPES),
+    st.integers(4, 2**40),
+) | st.sampled_from([Compression("identity"), Compression("none"), methods.superneurons()])
+
+
+@hypothesis.given(compressions)
+def test_spec_dict_and_pickle_give_back_an_equal_object(compression):
+    copies = [
+        Compression.from_spec(compression.to_spec()),
+        Compression.from_dict(compression.to_dict()),
+        pickle.loads(pickle.dumps(compression)),
+    ]
+    for copy in copies:
+        assert copy == compression
+        assert hash(copy) == hash(compression)
+
+
+def test_defaults_written_out_are_the_same_compression():
+    written_out = "fft:density=0.15,bits=10,chunk=4096,mantissa_bits=none,error_feedback=true"
+    assert Compression.from_spec("fft") == Compression.from_spec(written_out)
+    assert Compression.from_spec(written_out).to_spec() == "fft"
+
+
+def test_error_feedback_is_on_for_biased_codecs_only():
+    assert Compression("fft").error_feedback is True
+    assert Compression("identity").error_feedback is False
+    assert Compression("none").error_feedback is False
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        ("ftt", ["unknown codec", "'ftt'", "fft", "identity"]),
+        ("", ["unknown codec"]),
+        ("fft:densty=0.1", ["'densty'", "density", "bits"]),
+        ("fft:density", ["key=value", "'density'"]),
+        ("fft:density=", ["key=value"]),
+        ("fft:density=0.1,density=0.2", ["'density'", "twice"]),
+        ("fft:density=0", ["density", "(0, 1.0]", "got 0"]),
+        ("fft:density=-0.1", ["density", "(0, 1.0]"]),
+        ("fft:density=1.01", ["density", "(0, 1.0]", "1.01"]),
+        ("fft:density=nan", ["density", "nan"]),
+        ("fft:density=half", ["density", "'half'"]),
+        ("fft:density=true", ["density", "True"]),
+        ("fft:bits=5", ["bits", "[6, 12]", "got 5"]),
+        ("fft:bits=13", ["bits", "[6, 12]", "got 13"]),
+        ("fft:bits=8.5", ["bits", "8.5"]),
+        ("fft:bits=8,mantissa_bits=7", ["mantissa_bits", "[1, 6]", "got 7"]),
+        ("fft:bits=8,mantissa_bits=0", ["mantissa_bits", "[1, 6]"]),
+        ("fft:chunk=1000", ["chunk", "power of two", "1000"]),
+        ("fft:chunk=1", ["chunk", "power of two"]),
+        ("fft:chunk=2097152", ["chunk", "power of two"]),
+        ("fft:scope=tensor", ["scope", "layer, bucket, model", "'tensor'"]),
+        ("fft:error_feedback=maybe", ["error_feedback", "'maybe'"]),
+        ("fft:bucket_bytes=0", ["bucket_bytes", "got 0"]),
+        ("fft:transport=dense", ["transport", "'dense'", "'fft'"]),
+        ("none:transport=all_gather", ["transport", "'all_gather'", "'none'"]),
+        ("fft:transport=pigeon", ["transport", "all_gather, dense", "'pigeon'"]),
+        ("none:density=0.1", ["'none'", "'density'"]),
+        ("none:error_feedback=true", ["error_feedback", "'none'"]),
+        ("identity:density=0.1", ["'identity'", "'density'", "none"]),
+    ],
+)
+def test_bad_specs_say_what_is_wrong_and_what_is_allowed(spec, words):
+    with pytest.raises(ValueError) as error:
+        Compression.from_spec(spec)
+    message = str(error.value)
+    assert repr(spec) in message
+    assert "\n" not in message
+    for word in words:
+        assert word in message
+
+
+def test_from_dict_names_unknown_fields():
+    with pytest.raises(ValueError, match="'codecs'.*codec"):
+        Compression.from_dict({"codecs": "fft"})
+
+
+@pytest.mark.parametrize("value", [3, b"fft", ["fft"], object()])
+def test_policy_refuses_what_is_no_compression(value):
+    with pytest.raises(ValueError, match="spec"):
+        as_policy(value)
+
+
+@pytest.mark.parametrize("fields", [{"min_rank": -1}, {"min_elements": 1.5}, {"rules": [("a",)]}])
+def test_policy_checks_its_fields(fields):
+    with pytest.raises(ValueError, match="Policy"):
+        Policy(**fields)
+
+
+def test_policy_defaults_leave_small_and_flat_tensors_dense():
+    policy = Policy("fft")
+    assert policy.compression_for(VariableInfo("k", (64, 64), "float32")) == Compression("fft")
+    for shape, dtype in [
+        ((63, 65), "float32"),
+        ((100_000,), "float32"),
+        ((), "float32"),
+        ((0, 5), "float32"),
+        ((64, 64), "float64"),
+        ((64, 64), "complex64"),
+        ((64, 64), "int32"),
+    ]:
+        assert policy.compression_for(VariableInfo("k", shape, dtype)) is None
+
+
+def test_first_matching_rule_wins_and_overrides_the_limits():
+    policy = Policy("fft", rules=(("*/bias", "identity"), ("head/*", None), ("*", "fft:bits=8")))
+    assert policy.compression_for(VariableInfo("head/bias", (4,), "float32")).codec == "identity"
+    assert policy.compression_for(VariableInfo("head/kernel", (99, 99), "float32")) is None
+    assert policy.compression_for(VariableInfo("body/k", (99, 99), "float32")).params != (
+        Compression("fft").params
+    )
+
+
+def test_superneurons_follows_the_paper():
+    compression = methods.superneurons()
+    assert compression.scope == "layer"
+    assert compression.error_feedback is False
+    assert dict(compression.params)["chunk"] is None
+
+
+def test_registered_codecs_have_working_defaults():
+    for name in registry.names():
+        codec = registry.build(name, {})
+        assert codec.num_words(100_000) > 0

@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The exchange between real processes, seen from a custom training loop."""
+
+import cluster
+import numpy as np
+import pytest
+
+pytestmark = pytest.mark.distributed
+
+
+def probe(*arguments, **kwargs):
+    outcomes = cluster.run_cluster("probe", arguments, **kwargs)
+    return [outcome.result for outcome in outcomes]
+
+
+def gradient(worker, shape):
+    return np.random.default_rng(worker).normal(size=shape).astype(np.float32)
+
+
+@pytest.mark.parametrize("num_workers", [2, 3])
+def test_identity_is_the_sum_in_worker_order(num_workers):
+    results = probe("custom_loop", "identity", num_workers=num_workers)
+    expected = gradient(0, (70, 80))
+    for worker in range(1, num_workers):
+        expected = expected + gradient(worker, (70, 80))
+    for result in results:
+        assert result["sums"] == results[0]["sums"]
+        np.testing.assert_array_equal(
+            np.float32(result["sums"][0]), expected.ravel(), strict=True
+        )
+
+
+def test_sparse_gradients_keep_their_rows():
+    results = probe("custom_loop", "fft")
+    table = np.zeros((9, 5), np.float32)
+    table[0] += 1
+    table[1] += 2
+    table[3] += 3
+    for result in results:
+        np.testing.assert_array_equal(np.float32(result["sums"][3]), table.ravel(), strict=True)
+
+
+def test_compressed_sum_has_the_error_that_the_dropped_energy_predicts():
+    result = probe("custom_loop", "fft:density=0.3,bits=12,mantissa_bits=8,chunk=4096")[0]
+    expected = gradient(0, (70, 80)) + gradient(1, (70, 80))
+    error = np.float32(result["sums"][0]).reshape(70, 80) - expected
+    dropped = sum(dropped_energy(gradient(worker, (70, 80))) for worker in range(2))
+    # Independent workers: their errors' energies add up, but for a cross term of random sign.
+    assert np.sum(error**2) == pytest.approx(dropped, rel=0.2)
+    for index, shape in ((1, (80,)), (2, ())):
+        exact = gradient(0, shape) + gradient(1, shape)
+        np.testing.assert_array_equal(np.float32(result["sums"][index]), exact.ravel())
+
+
+def dropped_energy(value):
+    padded = np.zeros(2 * 4096)
+    padded[: value.size] = value.ravel()
+    spectrum = np.fft.rfft(padded.reshape(2, 4096), norm="ortho")
+    energy = np.abs(spectrum) ** 2
+    energy[:, 1:-1] *= 2
+    energy = np.sort(energy.ravel())
+    return energy[: energy.size - int(np.ceil(0.3 * energy.size))].sum()
+
+
+@pytest.mark.parametrize("spec", ["identity", "none"])
+def test_several_devices_per_worker(spec):
+    results = probe("local_devices", spec)
+    total = sum(gradient(i, (70, 80)).astype(np.float64) for i in range(4))
+    for result in results:
+        assert result["num_replicas"] == 4
+        for kernel in result["kernels"]:
+            assert kernel == results[0]["kernels"][0]
+            np.testing.assert_allclose(kernel, total.ravel(), rtol=1e-5, atol=1e-6)
+        for table in result["tables"]:
+            assert table == [1.0] * 4 + [0.0] * 5

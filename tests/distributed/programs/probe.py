@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Small programs under a strategy, one per name; each reports what the test needs to see."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+import cluster
+import numpy as np
+import tensorflow as tf
+
+import tf_gradcomp as tfgc
+
+Strategy = tfgc.CompressedMultiWorkerMirroredStrategy
+
+
+def custom_loop(spec: str) -> None:
+    """tfgc.all_reduce_gradients inside of strategy.run, with a None and an IndexedSlices."""
+    strategy = Strategy(spec)
+    with strategy.scope():
+        variables = [tf.Variable(tf.zeros(shape), name=n) for n, shape in _SHAPES.items()]
+
+    @tf.function
+    def step() -> list[tf.Tensor]:
+        def replica_step() -> list[tf.Tensor]:
+            worker = strategy.extended.reducer.collectives.worker_index
+            dense = [tf.constant(gradient(worker, v.shape)) for v in variables]
+            slices = tf.IndexedSlices(
+                tf.ones([2, 5]) * (worker + 1), tf.constant([worker, 3]), tf.constant([9, 5])
+            )
+            pairs = [*zip(dense, variables, strict=True), (slices, table), (None, unused)]
+            reduced = tfgc.all_reduce_gradients(pairs)
+            assert reduced[-1][0] is None
+            return [tf.convert_to_tensor(g) for g, _ in reduced[:-1]]
+
+        return strategy.run(replica_step)
+
+    with strategy.scope():
+        table, unused = tf.Variable(tf.zeros([9, 5])), tf.Variable(0.0)
+    sums = [np.asarray(total).ravel().tolist() for total in step()]
+    cluster.report(sums=sums)
+
+
+_SHAPES = {"kernel": (70, 80), "bias": (80,), "scalar": ()}
+
+
+def gradient(worker: int, shape: tf.TensorShape) -> np.ndarray:
+    return np.random.default_rng(worker).normal(size=shape).astype(np.float32)
+
+
+def local_devices(spec: str) -> None:
+    """Two logical CPU devices on every worker."""
+    tf.config.set_logical_device_configuration(
+        tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 2
+    )
+    from tf_gradcomp.distribute import extended
+
+    def two_cpus(self, cluster_resolver, worker_device):
+        return tuple(f"{worker_device}/device:CPU:{i}" for i in range(2)), "CPU"
+
+    extended.CompressedExtended._initialize_local_devices = two_cpus
+    strategy = Strategy(spec)
+    with strategy.scope():
+        kernel = tf.Variable(tf.zeros((70, 80)), name="kernel")
+        table = tf.Variable(tf.zeros((9, 5)), name="table")
+
+    @tf.function
+    def step():
+        def replica_step():
+            replica = tf.distribute.get_replica_context().replica_id_in_sync_group
+            all_gradients = tf.constant(np.stack([gradient(i, kernel.shape) for i in range(4)]))
+            slices = tf.IndexedSlices(
+                tf.ones([1, 5]), tf.reshape(tf.cast(replica, tf.int32), [1]), tf.constant([9, 5])
+            )
+            pairs = tfgc.all_reduce_gradients([(all_gradients[replica], kernel), (slices, table)])
+            return pairs[0][0], tf.convert_to_tensor(pairs[1][0])
+
+        return strategy.run(replica_step)
+
+    kernel_sums, table_sums = map(strategy.experimental_local_results, step())
+    cluster.report(
+        num_replicas=strategy.num_replicas_in_sync,
+        kernels=[value.numpy().ravel().tolist() for value in kernel_sums],
+        tables=[value.numpy()[:, 0].tolist() for value in table_sums],
+    )
+
+
+def start_only(spec: str) -> None:
+    """Makes the strategy and nothing else."""
+    Strategy(spec)
+    cluster.report(ok=True)
+
+
+def different_models(frozen: str) -> None:
+    """A model of which each worker freezes another number of layers."""
+    strategy = Strategy("fft")
+    with strategy.scope():
+        layers = [tf.keras.layers.Dense(100, use_bias=False) for _ in range(2)]
+        model = tf.keras.Sequential([tf.keras.layers.Input((100,)), *layers])
+        for layer in layers[: int(frozen)]:
+            layer.trainable = False
+        model.compile("sgd", "mse")
+    data = tf.data.Dataset.from_tensors((tf.ones((8, 100)), tf.ones((8, 100))))
+    model.fit(data.repeat(4), steps_per_epoch=2, verbose=0)
+    cluster.report(ok=True)
+
+
+def stall(seconds: str) -> None:
+    """Worker 1 sleeps before an exchange, longer than the timeout of two seconds."""
+    options = tf.distribute.experimental.CommunicationOptions(timeout_seconds=2)
+    strategy = Strategy("fft", communication_options=options)
+    with strategy.scope():
+        kernel = tf.Variable(tf.zeros((70, 80)), name="kernel")
+
+    @tf.function
+    def step():
+        return strategy.run(
+            lambda: tfgc.all_reduce_gradients([(tf.ones((70, 80)), kernel)])[0][0]
+        )
+
+    step()
+    if strategy.extended.reducer.collectives.worker_index == 1:
+        time.sleep(float(seconds))
+    try:
+        step()
+    except tf.errors.OpError as error:
+        cluster.report(error=type(error).__name__, message=error.message)
+    else:
+        cluster.report(error=None)
+
+
+if __name__ == "__main__":
+    globals()[sys.argv[1]](*sys.argv[2:])

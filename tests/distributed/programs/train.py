@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Trains a small model on made-up data and reports what came of it."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+
+import cluster
+import numpy as np
+import tensorflow as tf
+
+import tf_gradcomp as tfgc
+
+keras = tf.keras
+
+
+def make_data(num_examples: int) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(0)
+    labels = rng.integers(0, 10, num_examples).astype(np.int32)
+    prototypes = rng.normal(size=(10, 12, 12, 1))
+    images = prototypes[labels] + rng.normal(size=(num_examples, 12, 12, 1))
+    return images.astype(np.float32), labels
+
+
+def make_model(kind: str) -> keras.Model:
+    layers = keras.layers
+    if kind == "embedding":
+        return keras.Sequential(
+            [
+                layers.Input((12, 12, 1)),
+                layers.Flatten(),
+                layers.Lambda(lambda x: tf.cast(tf.abs(x) * 10, tf.int32) % 50, (144,)),
+                layers.Embedding(50, 16),
+                layers.GlobalAveragePooling1D(),
+                layers.Dense(512, activation="relu"),
+                layers.Dense(10),
+            ]
+        )
+    sync = getattr(layers, "experimental", layers)
+    normalization = {
+        "cnn": lambda: layers.BatchNormalization(),
+        "sync": lambda: (
+            layers.BatchNormalization(synchronized=True)
+            if not hasattr(sync, "SyncBatchNormalization")
+            else sync.SyncBatchNormalization()
+        ),
+    }[kind]
+    return keras.Sequential(
+        [
+            layers.Input((12, 12, 1)),
+            layers.Conv2D(16, 3),
+            normalization(),
+            layers.ReLU(),
+            layers.Flatten(),
+            layers.Dropout(0.2),
+            layers.Dense(64, activation="relu"),
+            layers.Dense(10),
+        ]
+    )
+
+
+def make_optimizer(name: str) -> keras.optimizers.Optimizer:
+    if name.startswith("legacy_"):
+        legacy = keras.optimizers.legacy
+        return {
+            "legacy_sgd": lambda: legacy.SGD(0.02, momentum=0.9),
+            "legacy_adam": lambda: legacy.Adam(1e-3),
+        }[name]()
+    if name.startswith("tfa_"):
+        import tensorflow_addons as tfa
+
+        return {
+            "tfa_lamb": lambda: tfa.optimizers.LAMB(1e-2),
+            "tfa_lazy_adam": lambda: tfa.optimizers.LazyAdam(1e-3),
+        }[name]()
+    return {
+        "sgd": lambda: keras.optimizers.SGD(0.02, momentum=0.9),
+        "frozen": lambda: keras.optimizers.SGD(0.0),
+        "adam": lambda: keras.optimizers.Adam(1e-3),
+        "accumulate": lambda: keras.optimizers.SGD(0.02, gradient_accumulation_steps=2),
+    }[name]()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--compression", default="fft")
+    parser.add_argument("--model", default="cnn")
+    parser.add_argument("--optimizer", default="sgd")
+    parser.add_argument("--eagerly", action="store_true")
+    parser.add_argument("--steps-per-execution", type=int, default=1)
+    parser.add_argument("--epochs", type=int, default=2)
+    parser.add_argument("--examples", type=int, default=512)
+    args = parser.parse_args()
+
+    strategy = tfgc.CompressedMultiWorkerMirroredStrategy(args.compression)
+    keras.utils.set_random_seed(11)
+    images, labels = make_data(args.examples)
+    options = tf.data.Options()
+    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA
+    data = tf.data.Dataset.from_tensor_slices((images, labels)).batch(64).with_options(options)
+    with strategy.scope():
+        model = make_model(args.model)
+        model.compile(
+            optimizer=make_optimizer(args.optimizer),
+            loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+            metrics=["accuracy"],
+            run_eagerly=args.eagerly,
+            steps_per_execution=args.steps_per_execution,
+        )
+    monitor = tfgc.callbacks.CompressionMonitor()
+    history = model.fit(data, epochs=args.epochs, verbose=0, callbacks=[monitor])
+    evaluation = model.evaluate(data, verbose=0)
+    predictions = np.asarray(model.predict(data, verbose=0))
+    weights = [np.asarray(weight) for weight in model.get_weights()]
+    cluster.report(
+        history=history.history,
+        evaluation=evaluation,
+        prediction_shape=predictions.shape,
+        weights=[hashlib.sha256(w.tobytes()).hexdigest()[:16] for w in weights],
+        statistics=[
+            np.asarray(variable).tolist()
+            for variable in model.non_trainable_variables
+            if "moving" in (getattr(variable, "path", "") or variable.name)
+        ],
+        payload_bytes=monitor.history[-1]["payload_bytes"],
+        dense_bytes=monitor.history[-1]["dense_bytes"],
+        plans=[plan.summary() for plan in strategy.plans],
+        residual_norms=_residual_norms(strategy),
+    )
+
+
+def _residual_norms(strategy: tfgc.CompressedMultiWorkerMirroredStrategy) -> list[float]:
+    reducer = strategy.extended.reducer
+    exchanges = [exchange for group in reducer._exchanges.values() for exchange in group]
+    return [
+        float(tf.norm(exchange.feedback.residual)) for exchange in exchanges if exchange.feedback
+    ]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,33 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Workers that do not fit together, or do not come: an error on every worker, not a hang."""
+
+import cluster
+import pytest
+
+pytestmark = pytest.mark.distributed
+
+
+def test_different_specs_are_refused_before_anything_is_built():
+    arguments = [["start_only", "fft:density=0.1"], ["start_only", "fft:density=0.2"]]
+    for index, outcome in enumerate(cluster.run_cluster("probe", arguments)):
+        assert outcome.code not in (0, None)
+        assert "PlanMismatchError" in outcome.output
+        assert "worker 0: compression default fft:density=0.1" in outcome.output
+        assert "worker 1: compression default fft:density=0.2" in outcome.output
+        assert f"This is worker {index}" in outcome.output
+
+
+def test_different_models_are_refused_before_the_first_exchange():
+    arguments = [["different_models", "0"], ["different_models", "1"]]
+    for outcome in cluster.run_cluster("probe", arguments):
+        assert outcome.code not in (0, None)
+        assert "PlanMismatchError" in outcome.output
+        assert "worker 0: 100x100 float32" in outcome.output
+        assert "worker 1: nothing" in outcome.output
+
+
+def test_a_late_worker_is_an_error_within_the_timeout():
+    outcomes = cluster.run_cluster("probe", ["stall", "8"])
+    result = outcomes[0].result
+    assert result["error"] == "DeadlineExceededError"
+    assert outcomes[0].seconds < 60

@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""model.fit with two real workers: equal weights, the same again, and exact everything else."""
+
+import importlib.util
+
+import cluster
+import numpy as np
+import pytest
+import tensorflow as tf
+
+pytestmark = pytest.mark.distributed
+
+KERAS_VERSION = tf.keras.__version__
+HAS_ADDONS = importlib.util.find_spec("tensorflow_addons") is not None
+needs_keras2 = pytest.mark.skipif(
+    KERAS_VERSION.startswith("3"), reason="Keras 3 has no legacy optimizers"
+)
+needs_addons = pytest.mark.skipif(not HAS_ADDONS, reason="tensorflow-addons is not installed")
+needs_keras3 = pytest.mark.skipif(
+    KERAS_VERSION.startswith("2"), reason="only Keras 3 accumulates gradients"
+)
+
+
+def train(*arguments, **kwargs):
+    outcomes = cluster.run_cluster("train", arguments, **kwargs)
+    return [outcome.result for outcome in outcomes]
+
+
+def assert_workers_agree(results):
+    for result in results[1:]:
+        assert result["weights"] == results[0]["weights"]
+        assert result["history"] == results[0]["history"]
+        assert result["evaluation"] == results[0]["evaluation"]
+
+
+def assert_learned(result):
+    losses = result["history"]["loss"]
+    assert losses[-1] < 0.9 * losses[0]
+
+
+def test_fft_trains_and_repeats_bit_for_bit():
+    first = train("--compression=fft:density=0.1")
+    assert_workers_agree(first)
+    assert_learned(first[0])
+    assert first[0]["payload_bytes"] < first[0]["dense_bytes"] / 8
+    assert all(norm > 0 for result in first for norm in result["residual_norms"])
+    assert first[0]["residual_norms"] != first[1]["residual_norms"]
+    assert first[0]["prediction_shape"] == [512, 10]
+    assert train("--compression=fft:density=0.1")[0]["weights"] == first[0]["weights"]
+
+
+def test_identity_equals_the_dense_all_reduce_of_two_workers():
+    # With two workers there is one way to add: the ring's order does not matter.
+    identity = train("--compression=identity")
+    dense = train("--compression=none")
+    assert_workers_agree(identity)
+    assert identity[0]["weights"] == dense[0]["weights"]
+    assert identity[0]["history"] == dense[0]["history"]
+
+
+@pytest.mark.parametrize("model", ["cnn", "sync"])
+def test_metrics_loss_and_statistics_are_exact(model):
+    """With a learning rate of zero, no gradient can reach them: compressed must equal dense."""
+    arguments = (f"--model={model}", "--optimizer=frozen")
+    compressed = train("--compression=fft:density=0.001,bits=6", *arguments)
+    dense = train("--compression=none", *arguments)
+    assert_workers_agree(compressed)
+    assert compressed[0]["statistics"] == dense[0]["statistics"]
+    assert compressed[0]["history"] == dense[0]["history"]
+    assert compressed[0]["evaluation"] == dense[0]["evaluation"]
+    assert np.abs(compressed[0]["statistics"][0]).max() > 0
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        pytest.param(("--optimizer=adam", "--compression=fft:scope=layer"), id="adam, layers"),
+        pytest.param(("--eagerly", "--epochs=1", "--examples=256"), id="eager"),
+        pytest.param(("--steps-per-execution=2",), id="several steps per execution"),
+        pytest.param(("--model=embedding", "--optimizer=adam"), id="sparse gradients"),
+        pytest.param(("--optimizer=accumulate",), id="accumulation", marks=needs_keras3),
+        pytest.param(("--optimizer=legacy_sgd",), id="legacy SGD", marks=needs_keras2),
+        pytest.param(("--optimizer=legacy_adam",), id="legacy Adam", marks=needs_keras2),
+        pytest.param(("--optimizer=tfa_lamb",), id="LAMB", marks=needs_addons),
+        pytest.param(
+            ("--optimizer=tfa_lazy_adam", "--model=embedding"), id="LazyAdam", marks=needs_addons
+        ),
+    ],
+)
+def test_ways_to_train(arguments):
+    results = train(*arguments)
+    assert_workers_agree(results)
+    assert results[0]["plans"], "no gradient passed through the compressed exchange"
+    assert "fft" in results[0]["plans"][0]
+    if len(results[0]["history"]["loss"]) > 1:
+        assert results[0]["history"]["loss"][-1] < results[0]["history"]["loss"][0]
+
+
+def test_three_workers():
+    results = train("--compression=fft", num_workers=3, timeout=180)
+    assert_workers_agree(results)
+    assert_learned(results[0])

@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the Keras adapters refuse, and that they leave other strategies alone."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tf_gradcomp as tfgc
+
+ROOT = Path(__file__).parents[2]
+IS_KERAS3 = tf.keras.__version__.startswith("3.")
+
+
+def run_python(code):
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "2"}
+    environment.pop("TF_CONFIG", None)
+    return subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120
+    )
+
+
+def small_model():
+    return tf.keras.Sequential([tf.keras.layers.Input((6,)), tf.keras.layers.Dense(3)])
+
+
+@pytest.fixture(scope="module")
+def strategy():
+    return tfgc.CompressedMultiWorkerMirroredStrategy("fft")
+
+
+def test_jit_compile_is_refused_when_compiling(strategy):
+    with strategy.scope():
+        model = small_model()
+        with pytest.raises(ValueError, match="jit_compile=True.*jit_compile=False"):
+            model.compile("sgd", "mse", jit_compile=True)
+        model.compile("sgd", "mse", jit_compile=False)
+        model.compile("sgd", "mse")
+
+
+def test_jit_compile_stays_allowed_under_other_strategies(strategy):
+    small_model().compile("sgd", "mse", jit_compile=True)
+
+
+def test_one_worker_trains_like_no_strategy(strategy):
+    inputs, targets = np.ones((8, 6), np.float32), np.ones((8, 3), np.float32)
+    weights = []
+    for scope in (strategy.scope(), tf.distribute.get_strategy().scope()):
+        tf.keras.utils.set_random_seed(3)
+        with scope:
+            model = small_model()
+            model.compile("sgd", "mse")
+        model.fit(inputs, targets, batch_size=4, epochs=2, verbose=0, shuffle=False)
+        weights.append(model.get_weights())
+    assert strategy.plans == ()
+    for compressed, plain in zip(*weights, strict=True):
+        np.testing.assert_allclose(compressed, plain, rtol=1e-6)
+
+
+def test_strategy_is_what_keras_looks_for(strategy):
+    assert isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
+    assert strategy.num_replicas_in_sync == 1
+    assert str(strategy.policy.default) == "fft"
+
+
+def test_reduce_takes_structures_and_scalars(strategy):
+    def values():
+        return {"a": tf.constant(3.0), "b": (tf.constant([1.0, 2.0]), tf.constant(5.0))}
+
+    total = strategy.reduce("MEAN", strategy.run(values), axis=0)
+    tf.nest.map_structure(
+        np.testing.assert_array_equal, total, {"a": 3.0, "b": (np.float32(1.5), 5.0)}
+    )
+
+
+def test_reducing_outside_of_a_replica_is_an_error(strategy):
+    with strategy.scope(), pytest.raises(RuntimeError, match="strategy.run"):
+        tfgc.all_reduce_gradients([(tf.ones(3), tf.Variable(tf.ones(3)))])
+
+
+@pytest.mark.parametrize(
+    ("argument", "words"),
+    [
+        ("'fft:density=2'", "density must be in (0, 1.0], got 2"),
+        ("'ftt'", "unknown codec 'ftt'"),
+        ("7", "expected a Compression"),
+        ("'fft', communication_options={'timeout_seconds': 3}", "communication_options"),
+    ],
+)
+def test_bad_arguments_fail_before_the_cluster_is_joined(argument, words):
+    # The cluster has a second worker that never starts: waiting for it would hang.
+    code = f"""
+import json, os
+cluster = {{"worker": ["127.0.0.1:1", "127.0.0.1:2"]}}
+os.environ["TF_CONFIG"] = json.dumps({{"cluster": cluster, "task": {{"type": "worker", "index": 0}}}})
+import tf_gradcomp as tfgc
+tfgc.CompressedMultiWorkerMirroredStrategy({argument})
+"""
+    process = run_python(code)
+    assert process.returncode == 1
+    assert "ValueError" in process.stderr
+    assert words in process.stderr
+
+
+@pytest.mark.skipif(not IS_KERAS3, reason="about Keras 3")
+def test_keras_older_than_3_5_is_refused_when_compiling():
+    process = run_python(
+        """
+import keras
+keras.__version__ = "3.4.1"
+import tf_gradcomp as tfgc
+strategy = tfgc.CompressedMultiWorkerMirroredStrategy("fft")
+with strategy.scope():
+    model = keras.Sequential([keras.layers.Input((6,)), keras.layers.Dense(3)])
+    model.compile("sgd", "mse")
+"""
+    )
+    assert process.returncode == 1
+    assert "Keras 3.4.1 sums gradients wrongly" in process.stderr
+    assert "pip install --upgrade 'keras>=3.5'" in process.stderr
+
+
+def test_importing_the_package_does_not_load_tensorflow():
+    process = run_python(
+        "import sys, tf_gradcomp; assert 'tensorflow' not in sys.modules; print(dir(tf_gradcomp))"
+    )
+    assert process.returncode == 0, process.stderr
+    assert "CompressedMultiWorkerMirroredStrategy" in process.stdout

@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The corridor without a network: sums, residuals, non-finite gradients, agreement."""
+
+import fft_reference
+import loopback
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tf_gradcomp.agreement import PlanMismatchError
+from tf_gradcomp.policy import Policy, VariableInfo
+from tf_gradcomp.reducer import GradientReducer
+
+SHAPES = [(40, 300), (300,), (7, 9, 100), ()]
+INFOS = [VariableInfo(f"v{i}", shape, "float32") for i, shape in enumerate(SHAPES)]
+KEY = tuple("abcd")
+
+
+def gradients(worker, step, shapes=SHAPES):
+    rng = np.random.default_rng([worker, step])
+    return [rng.standard_t(3, size=shape).astype(np.float32) for shape in shapes]
+
+
+def reduce_steps(policies, num_steps=1, num_workers=2, spoil=None):
+    """Returns, per worker, the list of sums of every step and the residuals after each."""
+
+    def work(collectives):
+        worker = collectives.worker_index
+        policy = policies[worker] if isinstance(policies, list) else policies
+        reducer = GradientReducer(policy, collectives)
+        history = []
+        for step in range(num_steps):
+            values = gradients(worker, step)
+            if spoil is not None:
+                spoil(worker, step, values)
+            sums = reducer.reduce([tf.constant(v) for v in values], INFOS, KEY)
+            history.append(([s.numpy() for s in sums], residuals(reducer)))
+        return history, collectives.words_sent, reducer.plans
+
+    return loopback.run_workers(num_workers, work)
+
+
+def residuals(reducer):
+    exchanges = [exchange for group in reducer._exchanges.values() for exchange in group]
+    return [e.feedback.residual.numpy() for e in exchanges if e.feedback is not None]
+
+
+@pytest.mark.parametrize("num_workers", [2, 3])
+def test_identity_is_the_float32_sum_in_worker_order(num_workers):
+    outcomes = reduce_steps(Policy("identity"), num_workers=num_workers)
+    for index in range(len(SHAPES)):
+        expected = gradients(0, 0)[index]
+        for worker in range(1, num_workers):
+            expected = expected + gradients(worker, 0)[index]
+        for history, _, _ in outcomes:
+            np.testing.assert_array_equal(history[0][0][index], expected, strict=True)
+
+
+def test_workers_get_the_same_bits_and_send_what_the_plan_says():
+    outcomes = reduce_steps(Policy("fft:density=0.1,bits=8"), num_steps=3, num_workers=3)
+    for history, words_sent, plans in outcomes:
+        payload = [b.payload_bytes for b in plans[0].buckets if b.compression is not None]
+        assert words_sent * 4 == 3 * sum(payload)
+        for (sums, _), (first_sums, _) in zip(history, outcomes[0][0], strict=True):
+            for total, first in zip(sums, first_sums, strict=True):
+                np.testing.assert_array_equal(total, first, strict=True)
+
+
+def test_fft_sum_is_the_oracle_s():
+    policy = Policy("fft:density=0.2,bits=9,chunk=64,scope=layer")
+    outcomes = reduce_steps(policy)
+    for index in (0, 2):
+        size = int(np.prod(SHAPES[index]))
+        spectra = []
+        for worker in range(2):
+            padded = np.zeros(-(-size // 64) * 64, np.float32)
+            padded[:size] = gradients(worker, 0)[index].ravel()
+            spectra.append(tf.signal.rfft(padded.reshape(-1, 64)).numpy())
+        num_kept = int(np.ceil(0.2 * spectra[0].size))
+        payloads = [fft_reference.encode(s, num_kept, 64, 9, 5) for s in spectra]
+        total = fft_reference.decode_sum(np.stack(payloads), spectra[0].shape, num_kept, 9, 5)
+        expected = tf.signal.irfft(total).numpy().ravel()[:size].reshape(SHAPES[index])
+        np.testing.assert_array_equal(outcomes[0][0][0][0][index], expected)
+
+
+def test_error_feedback_conserves_the_gradient():
+    """What was sent in all steps plus what is left is what was meant, per worker."""
+    num_steps = 6
+    policy = Policy("fft:density=0.05,bits=8,scope=layer,chunk=128", min_rank=2)
+    outcomes = reduce_steps(policy, num_steps)
+    for index, exchange in ((0, 1), (2, 0)):  # buckets come in reverse order of variables
+        sent = sum(sums[index].astype(np.float64) for sums, _ in outcomes[0][0])
+        left = 0.0
+        for history, _, _ in outcomes:
+            residual = history[-1][1][exchange].reshape(-1, 65, 2).astype(np.float64)
+            spectrum = residual[..., 0] + 1j * residual[..., 1]
+            left = left + np.fft.irfft(spectrum).ravel()[: sent.size].reshape(sent.shape)
+        meant = sum(
+            gradients(worker, step)[index].astype(np.float64)
+            for worker in range(2)
+            for step in range(num_steps)
+        )
+        # Each step adds a few roundings of values up to the largest magnitude.
+        bound = 64 * num_steps * np.finfo(np.float32).eps * np.abs(meant).max()
+        np.testing.assert_allclose(sent + left, meant, rtol=0, atol=bound)
+        assert np.abs(left).max() > 100 * bound
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("index", [0, 1, 2, 3])
+def test_one_worker_s_inf_or_nan_reaches_all_and_leaves_every_residual(bad, index):
+    def spoil(worker, step, values):
+        if worker == 1 and step == 1:
+            values[index] = np.asarray(values[index])
+            values[index].reshape(-1)[-1] = bad
+
+    outcomes = reduce_steps(Policy("fft:density=0.1,scope=layer"), 3, spoil=spoil)
+    for history, _, _ in outcomes:
+        assert not np.isfinite(history[1][0][index]).all()
+        for other in set(range(4)) - {index}:
+            assert np.isfinite(history[1][0][other]).all()
+        for before, after in zip(history[0][1], history[1][1], strict=True):
+            np.testing.assert_array_equal(before, after)
+        for before, after in zip(history[1][1], history[2][1], strict=True):
+            assert not np.array_equal(before, after)
+            assert np.isfinite(after).all()
+
+
+def test_all_zero_gradients_stay_zero():
+    def zero(worker, step, values):
+        for index, value in enumerate(values):
+            values[index] = np.zeros_like(value)
+
+    for history, _, _ in reduce_steps(Policy("fft"), 2, spoil=zero):
+        for sums, left in history:
+            assert all(not np.any(v) for v in [*sums, *left])
+
+
+def test_half_precision_gradients_keep_their_type():
+    def work(collectives):
+        reducer = GradientReducer(Policy("fft:density=1.0,bits=12,mantissa_bits=8"), collectives)
+        value = tf.cast(gradients(collectives.worker_index, 0)[0], tf.bfloat16)
+        info = VariableInfo("v", SHAPES[0], "bfloat16")
+        return value, reducer.reduce([value], [info], ("a",))[0]
+
+    (a, total), (b, _) = loopback.run_workers(2, work)
+    assert total.dtype == tf.bfloat16
+    expected = tf.cast(a, tf.float32) + tf.cast(b, tf.float32)
+    # Result rounded to 8 significant bits; spectrum to 9, an error that the transform spreads
+    # evenly over the elements, where 8 standard deviations are never reached.
+    spread = 8 * 2**-9 * np.sqrt(np.mean(expected**2))
+    np.testing.assert_allclose(tf.cast(total, tf.float32), expected, rtol=2**-8, atol=spread)
+
+
+def test_different_policies_are_refused_on_every_worker():
+    with pytest.raises(PlanMismatchError, match=r"density.*0\.1.*density.*0\.2"):
+        reduce_steps([Policy("fft:density=0.1"), Policy("fft:density=0.2")])
+
+
+def test_two_sets_of_variables_have_their_own_residuals():
+    def work(collectives):
+        reducer = GradientReducer(Policy("fft:density=0.1"), collectives)
+        value = [tf.constant(gradients(collectives.worker_index, 0)[0])]
+        first = reducer.reduce(value, INFOS[:1], ("a",))[0]
+        second = reducer.reduce(value, INFOS[:1], ("b",))[0]
+        third = reducer.reduce(value, INFOS[:1], ("a",))[0]
+        return first.numpy(), second.numpy(), third.numpy()
+
+    first, second, third = loopback.run_workers(2, work)[0]
+    np.testing.assert_array_equal(first, second)
+    assert not np.array_equal(first, third)

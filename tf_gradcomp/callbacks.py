@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Keras callbacks."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import time
+from typing import Any
+
+import tensorflow as tf
+from absl import logging
+
+from tf_gradcomp import metrics
+from tf_gradcomp.distribute import gradient_scope
+
+
+class CompressionMonitor(tf.keras.callbacks.Callback):
+    """Records what training sends and what a step costs, epoch by epoch.
+
+    Worker 0 writes the figures to TensorBoard. Give it to ``model.fit`` on every worker.
+
+    Attributes:
+      history: one dict per epoch, with
+
+        - ``dense_bytes``: bytes of the gradients of one step,
+        - ``payload_bytes``: bytes that one worker contributes to one step's exchange,
+        - ``compression_ratio``: the former over the latter,
+        - ``sent_bytes``: bytes sent per worker and step, counted at the network interface
+          (``None`` where they cannot be counted; see ``metrics.WireCounter``),
+        - ``step_ms``: median time of a step in milliseconds, the first steps of the run (which
+          trace and compile) left out.
+
+    Args:
+      log_dir: folder for the TensorBoard log; ``None`` writes none.
+    """
+
+    WARM_UP_STEPS = 3
+
+    def __init__(self, log_dir: str | os.PathLike[str] | None = None) -> None:
+        super().__init__()
+        self.history: list[dict[str, float | None]] = []
+        self._log_dir = log_dir
+        self._writer: tf.summary.SummaryWriter | None = None
+        self._counter = metrics.WireCounter()
+        self._seen_steps = 0
+        self._reset()
+
+    def _reset(self) -> None:
+        self._step_ms: list[float] = []
+        self._counted_steps = 0
+        self._last_time: float | None = None
+        self._last_batch = -1
+        self._counter.restart()
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        strategy = self.model.distribute_strategy
+        is_chief = strategy.cluster_resolver is None or strategy.cluster_resolver.task_id in (0, None)
+        if self._log_dir is not None and is_chief and self._writer is None:
+            self._writer = tf.summary.create_file_writer(os.fspath(self._log_dir))
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self._reset()
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        # With steps_per_execution above 1, `batch` advances by several.
+        num_steps = batch - self._last_batch
+        self._last_batch = batch
+        self._seen_steps += num_steps
+        now = time.perf_counter()
+        if self._seen_steps <= self.WARM_UP_STEPS:
+            self._counter.restart()
+        else:
+            self._counted_steps += num_steps
+            if self._last_time is not None:
+                self._step_ms += [(now - self._last_time) * 1e3 / num_steps] * num_steps
+        self._last_time = now
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        plans = getattr(self.model.distribute_strategy, "plans", ())
+        dense_bytes = sum(plan.dense_bytes for plan in plans)
+        payload_bytes = sum(plan.payload_bytes for plan in plans)
+        sent = self._counter.bytes_sent()
+        figures: dict[str, float | None] = {
+            "dense_bytes": dense_bytes,
+            "payload_bytes": payload_bytes,
+            "compression_ratio": dense_bytes / payload_bytes if payload_bytes else None,
+            "sent_bytes": sent / self._counted_steps if sent and self._counted_steps else None,
+            "step_ms": statistics.median(self._step_ms) if self._step_ms else None,
+        }
+        self.history.append(figures)
+        if self._writer is not None:
+            with self._writer.as_default():
+                for name, value in figures.items():
+                    if value is not None:
+                        _write_scalar(f"compression/{name}", value, epoch)
+                self._writer.flush()
+
+    def on_train_end(self, logs: Any = None) -> None:
+        strategy = self.model.distribute_strategy
+        if (
+            gradient_scope.is_compressed(strategy)
+            and strategy.extended.reducer is not None
+            and not strategy.plans
+        ):
+            logging.warning(
+                "No gradient passed through the compressed exchange: was the model compiled with "
+                "an optimizer from Keras, inside of strategy.scope()?"
+            )
+
+
+def _write_scalar(name: str, value: float, step: int) -> None:
+    # tf.summary.scalar is implemented by the tensorboard package, which may not be installed.
+    metadata = tf.compat.v1.SummaryMetadata(
+        plugin_data=tf.compat.v1.SummaryMetadata.PluginData(plugin_name="scalars")
+    )
+    tf.summary.write(name, tf.constant(value, tf.float32), step=step, metadata=metadata)

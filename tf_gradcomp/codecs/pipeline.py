@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A codec made of parts: transform, then sparsifier (or none), then quantizer."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import operator
+
+import tensorflow as tf
+
+from tf_gradcomp.codecs import base
+
+
+@dataclasses.dataclass(frozen=True)
+class Pipeline(base.Codec):
+    """``transform -> sparsifier -> quantizer``; the payload is ``positions | codes``.
+
+    Attributes:
+      transform: maps buckets to coefficients.
+      sparsifier: keeps some items; ``None`` keeps all, in order, with no positions block.
+      quantizer: codes the kept values.
+    """
+
+    transform: base.Transform
+    sparsifier: base.Sparsifier | None
+    quantizer: base.Quantizer
+
+    @property
+    def biased(self) -> bool:
+        return (self.sparsifier is not None and self.sparsifier.biased) or self.quantizer.biased
+
+    @property
+    def lossless(self) -> bool:
+        return self.sparsifier is None and self.quantizer.lossless
+
+    def num_words(self, num_elements: int) -> int:
+        layout = self.transform.layout(num_elements)
+        if self.sparsifier is None:
+            return self.quantizer.num_words(layout.num_values)
+        num_values = self.sparsifier.num_kept(layout) * layout.components
+        return self.sparsifier.num_words(layout) + self.quantizer.num_words(num_values)
+
+    def encode(self, coefficients: tf.Tensor, layout: base.Layout) -> base.Encoded:
+        if self.sparsifier is None:
+            words, error = self.quantizer.encode(coefficients)
+            return base.Encoded(words, error)
+        positions, kept = self.sparsifier.select(coefficients, layout)
+        codes, error = self.quantizer.encode(kept)
+        residual = self.sparsifier.replace(coefficients, positions, error)
+        return base.Encoded(tf.concat([positions, codes], axis=0), residual)
+
+    def decode_sum(
+        self, payloads: tf.Tensor, layout: base.Layout
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        num_workers = payloads.shape[0]
+        if self.sparsifier is None:
+            values = self.quantizer.decode(payloads, layout.num_values)
+            total = functools.reduce(operator.add, tf.unstack(values, num_workers))
+            return tf.reshape(total, layout.shape), tf.reduce_all(tf.math.is_finite(total))
+        num_kept = self.sparsifier.num_kept(layout)
+        num_position_words = self.sparsifier.num_words(layout)
+        values = self.quantizer.decode(
+            payloads[:, num_position_words:], num_kept * layout.components
+        )
+        kept = tf.reshape(values, (num_workers, num_kept, *layout.shape[1:]))
+        total = self.sparsifier.sum(payloads[:, :num_position_words], kept, layout)
+        # Kept values are few, and non-finite items always rank among them.
+        return total, tf.reduce_all(tf.math.is_finite(values))

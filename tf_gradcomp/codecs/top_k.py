@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Top-k: keep the items of largest magnitude."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import ClassVar
+
+import tensorflow as tf
+
+from tf_gradcomp.codecs import base
+from tf_gradcomp.ops import positions as positions_ops
+from tf_gradcomp.ops import top_k as top_k_ops
+
+
+@dataclasses.dataclass(frozen=True)
+class TopK(base.Sparsifier):
+    """Keeps the ``k = ceil(density * N)`` items of largest magnitude in the bucket, exactly.
+
+    Complex items rank by magnitude, and spectral bins that stand for a conjugate pair count
+    twice their energy, so that by Parseval's identity the kept items hold the largest possible
+    share of the gradient's energy. Ties go to the lowest index. Biased: use error feedback.
+
+    Attributes:
+      density: share of the items kept, in (0, 1]. SuperNeurons' theta is ``1 - density``.
+
+    Raises:
+      ValueError: ``density`` is outside (0, 1].
+    """
+
+    density: float = 0.15
+    biased: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        base.check_range("top-k", "density", self.density, 0, 1.0, low_open=True)
+
+    def num_kept(self, layout: base.Layout) -> int:
+        # The rounding guards against 0.1 * 10 = 1.0000000000000002 keeping two of ten.
+        return max(1, math.ceil(round(self.density * layout.num_items, 6)))
+
+    def num_words(self, layout: base.Layout) -> int:
+        return positions_ops.num_words(layout.num_items, self.num_kept(layout))
+
+    def select(self, coefficients: tf.Tensor, layout: base.Layout) -> tuple[tf.Tensor, tf.Tensor]:
+        return top_k_ops.top_k_select(
+            coefficients, self.num_kept(layout), row_length=layout.row_length
+        )
+
+    def replace(self, coefficients: tf.Tensor, positions: tf.Tensor, kept: tf.Tensor) -> tf.Tensor:
+        return positions_ops.positions_replace(coefficients, positions, kept)
+
+    def sum(self, positions: tf.Tensor, kept: tf.Tensor, layout: base.Layout) -> tf.Tensor:
+        return positions_ops.positions_sum(positions, kept, layout.num_items)

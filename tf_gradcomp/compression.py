@@ -1,0 +1,184 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How gradients are compressed, as plain data."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from tf_gradcomp.codecs import base, registry
+
+SCOPES = ("layer", "bucket", "model")
+TRANSPORTS = ("all_gather", "dense")
+DEFAULT_BUCKET_BYTES = 32 * 2**20
+
+
+@dataclasses.dataclass(frozen=True)
+class Compression:
+    """A codec with its parameters, and how it is applied.
+
+    Plain data: printable, comparable, hashable, and convertible to a dict and to a one-line spec
+    and back. ``Compression.from_spec("fft:density=0.1,scope=layer")`` reads such a spec: a
+    codec's name, then its parameters and the fields below in any order.
+
+    Attributes:
+      codec: name of the codec; ``"none"`` means no compression at all: TensorFlow's own dense
+        all-reduce, the baseline.
+      params: the codec's parameters, as a sorted tuple of ``(name, value)``; give a dict. All
+        parameters are stored, defaults included.
+      error_feedback: whether what the codec lost is added to the next step's gradient. ``None``
+        means yes for biased codecs and no for others.
+      scope: what is encoded as one: ``"layer"`` (every variable alone), ``"bucket"`` (variables
+        fused up to ``bucket_bytes``) or ``"model"``.
+      bucket_bytes: size limit of a bucket of scope ``"bucket"``, in bytes of float32 gradient.
+      transport: ``"all_gather"``, or ``"dense"`` with codec ``"none"``.
+
+    Raises:
+      ValueError: a field has a bad value; the message names the field and what is allowed.
+    """
+
+    codec: str = "fft"
+    params: tuple[tuple[str, Any], ...] = ()
+    error_feedback: bool | None = None
+    scope: str = "bucket"
+    bucket_bytes: int = DEFAULT_BUCKET_BYTES
+    transport: str | None = None
+
+    def __post_init__(self) -> None:
+        params = dict(self.params)
+        is_none = self.codec == "none"
+        if is_none and params:
+            raise ValueError(f"codec 'none' has no parameter {next(iter(params))!r}")
+        if not is_none:
+            known = registry.parameters(self.codec)
+            codec = registry.build(self.codec, params)
+            params = {**known, **params}
+        object.__setattr__(self, "params", tuple(sorted(params.items())))
+        if self.scope not in SCOPES:
+            raise ValueError(f"scope must be one of {', '.join(SCOPES)}, got {self.scope!r}")
+        if self.error_feedback not in (None, True, False):
+            raise ValueError(
+                f"error_feedback must be true, false or none, got {self.error_feedback!r}"
+            )
+        if is_none and self.error_feedback:
+            raise ValueError("error_feedback has no meaning with codec 'none', which loses nothing")
+        error_feedback = self.error_feedback
+        if error_feedback is None:
+            error_feedback = not is_none and codec.biased
+        object.__setattr__(self, "error_feedback", error_feedback)
+        if (
+            isinstance(self.bucket_bytes, bool)
+            or not isinstance(self.bucket_bytes, int)
+            or self.bucket_bytes < 4
+        ):
+            raise ValueError(
+                f"bucket_bytes must be an integer of at least 4, got {self.bucket_bytes!r}"
+            )
+        default_transport = "dense" if is_none else "all_gather"
+        if self.transport is None:
+            object.__setattr__(self, "transport", default_transport)
+        if self.transport not in TRANSPORTS:
+            raise ValueError(
+                f"transport must be one of {', '.join(TRANSPORTS)}, got {self.transport!r}"
+            )
+        if self.transport != default_transport:
+            raise ValueError(
+                f"transport {self.transport!r} does not carry codec {self.codec!r}; "
+                f"it needs {default_transport!r}"
+            )
+
+    @property
+    def is_dense(self) -> bool:
+        """Whether gradients travel as they are, through TensorFlow's all-reduce."""
+        return self.codec == "none"
+
+    def build(self) -> base.Codec:
+        """Makes the codec. Not for codec ``"none"``."""
+        return registry.build(self.codec, dict(self.params))
+
+    @classmethod
+    def from_spec(cls, spec: str) -> Compression:
+        """Reads a one-line spec, ``name`` or ``name:key=value,key=value``.
+
+        Values are numbers, ``true``, ``false``, ``none`` or words.
+
+        Raises:
+          ValueError: the spec cannot be read, or a field has a bad value.
+        """
+        if not isinstance(spec, str):
+            raise ValueError(f"a compression spec is a string, got {type(spec).__name__}")
+        name, _, rest = spec.strip().partition(":")
+        values: dict[str, Any] = {}
+        for item in filter(None, (part.strip() for part in rest.split(","))):
+            key, equals, text = (part.strip() for part in item.partition("="))
+            if not equals or not key or not text:
+                raise ValueError(f"compression spec {spec!r}: expected key=value, got {item!r}")
+            if key in values:
+                raise ValueError(f"compression spec {spec!r}: {key!r} is given twice")
+            values[key] = _parse_value(text)
+        try:
+            return cls._from_fields(name.strip(), values)
+        except ValueError as error:
+            raise ValueError(f"compression spec {spec!r}: {error}") from None
+
+    @classmethod
+    def _from_fields(cls, name: str, values: Mapping[str, Any]) -> Compression:
+        if name != "none":
+            registry.parameters(name)
+        own = {field.name for field in dataclasses.fields(cls)} - {"codec", "params"}
+        fields = {key: value for key, value in values.items() if key in own}
+        params = {key: value for key, value in values.items() if key not in own}
+        return cls(codec=name, params=tuple(params.items()), **fields)
+
+    def to_spec(self) -> str:
+        """Returns the shortest spec that ``from_spec`` reads back as an equal object."""
+        plain = Compression(codec=self.codec)
+        items = [item for item in self.params if item not in plain.params]
+        items += [
+            (field.name, getattr(self, field.name))
+            for field in dataclasses.fields(self)
+            if field.name not in ("codec", "params")
+            and getattr(self, field.name) != getattr(plain, field.name)
+        ]
+        rest = ",".join(f"{key}={_format_value(value)}" for key, value in items)
+        return f"{self.codec}:{rest}" if rest else self.codec
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns all fields as JSON-compatible data."""
+        return {**dataclasses.asdict(self), "params": dict(self.params)}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Compression:
+        """Makes an object from what ``to_dict`` returned.
+
+        Raises:
+          ValueError: an unknown field, or a bad value.
+        """
+        known = {field.name for field in dataclasses.fields(cls)}
+        for key in data:
+            if key not in known:
+                raise ValueError(
+                    f"Compression has no field {key!r}; its fields: {', '.join(sorted(known))}"
+                )
+        params = tuple(dict(data.get("params", {})).items())
+        return cls(**{**data, "params": params})
+
+    def __str__(self) -> str:
+        return self.to_spec()
+
+
+def _parse_value(text: str) -> Any:
+    words = {"true": True, "false": False, "none": None}
+    if text.lower() in words:
+        return words[text.lower()]
+    for number in (int, float):
+        try:
+            return number(text)
+        except ValueError:
+            continue
+    return text
+
+
+def _format_value(value: Any) -> str:
+    return str(value).lower() if value is None or isinstance(value, bool) else str(value)

@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The collectives that gradients travel on: one participant per worker."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from tf_gradcomp.distribute import compat
+
+
+class Collectives:
+    """TensorFlow's collectives over all workers, on the first local device of each.
+
+    Attributes:
+      num_workers: number W of workers.
+      worker_index: index of this worker, 0..W-1.
+      device: device on which payloads are made and collectives run.
+    """
+
+    def __init__(
+        self,
+        launcher: compat.CollectiveReplicaLauncher,
+        num_workers: int,
+        worker_index: int,
+        device: str,
+    ) -> None:
+        self._launcher = launcher
+        self.num_workers = num_workers
+        self.worker_index = worker_index
+        self.device = device
+
+    def all_gather(self, words: tf.Tensor) -> tf.Tensor:
+        """Gathers int32 ``[m]``, of the same ``m`` on all workers, to int32 ``[W, m]``."""
+        gathered = self._launcher._all_gather(words, None)
+        return tf.reshape(gathered, (self.num_workers, *words.shape))
+
+    def all_reduce(self, tensor: tf.Tensor) -> tf.Tensor:
+        """Sums a dense tensor over the workers with TensorFlow's all-reduce."""
+        return self._launcher.all_reduce(tensor, None, None)
+
+    def gather_text(self, text: str) -> list[str]:
+        """Gathers a text of any length from every worker, now, also while a graph is traced.
+
+        Every worker must call it at the same point of its program.
+
+        Returns:
+          The texts in worker order.
+        """
+        data = text.encode()
+        with tf.init_scope(), tf.device(self.device):
+            lengths = self.all_gather(tf.constant([len(data)], tf.int32)).numpy()[:, 0]
+            padded = list(data) + [0] * (int(lengths.max()) - len(data))
+            rows = self.all_gather(tf.constant(padded, tf.int32)).numpy()
+        return [bytes(row[:length].tolist()).decode() for row, length in zip(rows, lengths)]

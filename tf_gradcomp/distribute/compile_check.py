@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Refuses what cannot work when ``model.compile`` is called, before any step is traced."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from typing import Any
+
+import tensorflow as tf
+
+from tf_gradcomp.distribute import gradient_scope
+
+JIT_COMPILE_MESSAGE = (
+    "jit_compile=True does not work with compressed gradients: the codec's operations have no XLA "
+    "kernels. Compile the model with jit_compile=False (XLA can still compile parts of a "
+    "model: wrap them in tf.function(jit_compile=True))."
+)
+
+
+def install(model_class: Any, refusal: str | None) -> None:
+    """Wraps ``model_class.compile``.
+
+    Args:
+      model_class: a Keras class with ``compile``.
+      refusal: why this Keras cannot be used with compressed gradients at all, if so.
+    """
+    original = model_class.compile
+    signature = inspect.signature(original)
+
+    @functools.wraps(original)
+    def checked_compile(self: Any, *args: Any, **kwargs: Any) -> Any:
+        strategy = getattr(self, "distribute_strategy", None) or tf.distribute.get_strategy()
+        if gradient_scope.is_compressed(strategy):
+            if refusal:
+                raise RuntimeError(refusal)
+            arguments = signature.bind(self, *args, **kwargs).arguments
+            if arguments.get("jit_compile") is True:
+                raise ValueError(JIT_COMPILE_MESSAGE)
+        return original(self, *args, **kwargs)
+
+    model_class.compile = checked_compile

@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Cross-device ops that send gradients through the reducer, and all else as TensorFlow does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from tf_gradcomp.distribute import collectives as collectives_lib
+from tf_gradcomp.distribute import compat, gradient_scope
+from tf_gradcomp.policy import Policy, VariableInfo
+from tf_gradcomp.reducer import GradientReducer
+
+
+class CompressedCollectiveAllReduce(compat.CollectiveAllReduce):
+    """``CollectiveAllReduce`` whose marked all-reduces are compressed.
+
+    An all-reduce is marked by its options (see ``gradient_scope``). Replicas on one worker are
+    summed there first; one payload per worker is exchanged, and the result fans out again.
+    ``tf.IndexedSlices`` keep TensorFlow's own row-sparse exchange, which sends only the rows
+    present and loses nothing.
+
+    Attributes:
+      reducer: exchanges dense gradients; ``None`` with a single worker, which has nothing to
+        send.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        worker_index: int,
+        devices: tuple[str, ...],
+        group_size: int,
+        options: compat.Options,
+        collective_keys: Any,
+    ) -> None:
+        super().__init__(devices, group_size, options, collective_keys)
+        num_workers = group_size // len(self._devices)
+        self.reducer: GradientReducer | None = None
+        if num_workers == 1:
+            return
+        device = self._devices[0]
+        # One participant per worker; with one device a worker that is the stock launcher.
+        self._worker_launcher = self._launchers[0]
+        if len(self._devices) > 1:
+            self._worker_launcher = compat.CollectiveReplicaLauncher(
+                collective_keys.get_group_key((device,)),
+                num_workers,
+                collective_keys,
+                device,
+                options,
+            )
+        self.reducer = GradientReducer(
+            policy,
+            collectives_lib.Collectives(self._worker_launcher, num_workers, worker_index, device),
+        )
+
+    def _all_reduce(self, reduce_op, value, replica_id, options):
+        variables = gradient_scope.marked_variables(options)
+        if variables is None or self.reducer is None:
+            return super()._all_reduce(reduce_op, value, replica_id, options)
+        return tf.nest.pack_sequence_as(
+            value, self._reduce_gradients(reduce_op, tf.nest.flatten(value), variables, options)
+        )
+
+    def _all_reduce_per_replica_values(self, reduce_op, per_replica_values, options):
+        variables = gradient_scope.marked_variables(options)
+        if variables is None or self.reducer is None or len(self._devices) == 1:
+            return super()._all_reduce_per_replica_values(reduce_op, per_replica_values, options)
+        with self._lock, tf.device(self._devices[0]):
+            local_sums = [_sum_replicas(value.values) for value in per_replica_values]
+            reduced = self._reduce_gradients(reduce_op, local_sums, variables, options)
+        return [self._mirror(gradient) for gradient in reduced]
+
+    def _reduce_gradients(self, reduce_op, gradients, variables, options):
+        if len(gradients) != len(variables):
+            raise ValueError(
+                f"{len(gradients)} gradients are reduced for {len(variables)} variables; "
+                "replicas must reduce the gradients of the same variables together"
+            )
+        results: list[Any] = [None] * len(gradients)
+        dense = []
+        for index, gradient in enumerate(gradients):
+            if isinstance(gradient, tf.IndexedSlices):
+                results[index] = self._worker_launcher.all_reduce_indexed_slices(gradient)
+            elif not gradient.shape.is_fully_defined():
+                results[index] = self._worker_launcher.all_reduce(gradient)
+            else:
+                dense.append(index)
+        if dense:
+            reduced = self.reducer.reduce(
+                [gradients[i] for i in dense],
+                [_variable_info(variables[i].name, gradients[i]) for i in dense],
+                tuple(variables[i].key for i in dense),
+            )
+            for index, gradient in zip(dense, reduced, strict=True):
+                results[index] = gradient
+        if reduce_op == tf.distribute.ReduceOp.MEAN:
+            results = [_scale(gradient, 1.0 / self._group_size) for gradient in results]
+        return results
+
+    def _mirror(self, gradient):
+        copies = []
+        for device in self._devices:
+            with tf.device(device):
+                copies.append(tf.nest.map_structure(tf.identity, gradient, expand_composites=True))
+        return compat.regroup(copies, wrap_class=compat.Mirrored)
+
+
+def _sum_replicas(gradients):
+    """Adds up the local replicas' gradients, in replica order."""
+    if any(isinstance(gradient, tf.IndexedSlices) for gradient in gradients):
+        return tf.IndexedSlices(
+            tf.concat([gradient.values for gradient in gradients], axis=0),
+            tf.concat([gradient.indices for gradient in gradients], axis=0),
+            gradients[0].dense_shape,
+        )
+    return tf.add_n(list(gradients))
+
+
+def _scale(gradient, factor):
+    if isinstance(gradient, tf.IndexedSlices):
+        return tf.IndexedSlices(gradient.values * factor, gradient.indices, gradient.dense_shape)
+    return gradient * tf.cast(factor, gradient.dtype)
+
+
+def _variable_info(name: str, gradient: tf.Tensor) -> VariableInfo:
+    return VariableInfo(name, tuple(gradient.shape.as_list()), gradient.dtype.name)

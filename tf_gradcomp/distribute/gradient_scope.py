@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Marks the one all-reduce that carries gradients.
+
+The cross-device ops of a strategy reduce gradients, metrics, losses and batch statistics
+alike; only the optimizer's call may be compressed. The mark is a subclass of the communication
+options, which TensorFlow hands from ``ReplicaContext.all_reduce`` down to the cross-device ops.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from tf_gradcomp.distribute import compat
+
+Gradient = tf.Tensor | tf.IndexedSlices
+
+
+class MarkedVariable(NamedTuple):
+    """The variable that a gradient belongs to.
+
+    Attributes:
+      key: identity of the variable, the same in every replica on a worker.
+      name: its path in the model if known, else its own name.
+    """
+
+    key: str
+    name: str
+
+
+class GradientOptions(compat.Options):
+    """Options of an all-reduce whose values are gradients of ``variables``, in that order."""
+
+    def __init__(self, variables: Iterable[MarkedVariable]) -> None:
+        super().__init__()
+        self.variables = tuple(variables)
+
+
+class StrategyOptions(compat.Options):
+    """The strategy's default options; merging keeps the mark that the stock class would drop."""
+
+    def merge(self, options: compat.Options | None) -> compat.Options:
+        merged = super().merge(options)
+        if isinstance(options, GradientOptions):
+            merged.variables = options.variables
+        return merged
+
+
+def marked_variables(options: compat.Options | None) -> tuple[MarkedVariable, ...] | None:
+    """Returns the variables of a marked all-reduce, ``None`` for any other."""
+    return getattr(options, "variables", None)
+
+
+def is_compressed(strategy: Any) -> bool:
+    """Whether a strategy understands the mark."""
+    return getattr(strategy.extended, "compresses_gradients", False)
+
+
+@tf.autograph.experimental.do_not_convert
+def all_reduce_gradients(
+    grads_and_vars: Iterable[tuple[Gradient | None, Any]],
+) -> list[tuple[Gradient | None, Any]]:
+    """Sums gradients over all replicas, compressed as the strategy says.
+
+    For training loops that reduce gradients themselves before they use them:
+    ``optimizer.apply_gradients`` and ``model.fit`` do this on their own. Call it in a replica
+    context, which means inside of ``strategy.run``, on every replica and with the same variables
+    in the same order. Under another strategy the sum is TensorFlow's own.
+
+    Args:
+      grads_and_vars: pairs ``(gradient, variable)``; a gradient is a tensor of the variable's
+        shape, a ``tf.IndexedSlices``, or ``None``.
+
+    Returns:
+      The pairs with summed gradients, ``None`` where there was none.
+
+    Raises:
+      RuntimeError: not in a replica context.
+    """
+    return reduce_pairs(list(grads_and_vars), names={})
+
+
+def reduce_pairs(
+    pairs: list[tuple[Gradient | None, Any]], names: Mapping[str, str]
+) -> list[tuple[Gradient | None, Any]]:
+    """``all_reduce_gradients`` with better names: a map from a variable's key to its path."""
+    context = tf.distribute.get_replica_context()
+    if context is None:
+        raise RuntimeError(
+            "all_reduce_gradients must be called in a replica context: inside of strategy.run"
+        )
+    present = [index for index, (gradient, _) in enumerate(pairs) if gradient is not None]
+    if not present:
+        return pairs
+    marked = []
+    for index in present:
+        variable = pairs[index][1]
+        key = variable_key(variable)
+        own_name = getattr(variable, "path", None) or getattr(variable, "name", key)
+        marked.append(MarkedVariable(key, names.get(key, own_name)))
+    reduced = context.all_reduce(
+        tf.distribute.ReduceOp.SUM,
+        [pairs[index][0] for index in present],
+        options=GradientOptions(marked),
+    )
+    for index, gradient in zip(present, reduced, strict=True):
+        pairs[index] = (gradient, pairs[index][1])
+    return pairs
+
+
+def variable_key(variable: Any) -> str:
+    """Returns an identity that holds on to nothing and is the same in every replica.
+
+    Args:
+      variable: a ``tf.Variable``, one of its replicas, or a Keras 3 variable.
+    """
+    if hasattr(variable, "path") and hasattr(variable, "value"):
+        variable = variable.value
+    container = getattr(variable, "_distributed_container", None)
+    variable = (container() if container is not None else None) or variable
+    return getattr(variable, "_unique_id", None) or str(id(variable))

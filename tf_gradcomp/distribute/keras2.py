@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Adapter for tf-keras and Keras 2.15: marks the optimizers' all-reduce, checks ``compile``.
+
+Their new and legacy optimizers alike, and those of tensorflow-addons, which derive from the
+legacy ones, reduce gradients through the module function
+``optimizers.utils.all_reduce_sum_gradients``.
+"""
+
+from __future__ import annotations
+
+import functools
+from types import ModuleType
+from typing import Any
+
+import tensorflow as tf
+
+from tf_gradcomp.distribute import compat, compile_check, gradient_scope
+
+SUPPORTED = "Keras 2.15, tf-keras 2.15 and newer"
+
+
+def install(keras: ModuleType) -> None:
+    """Wraps the optimizers' reduction and ``compile`` of an imported Keras 2, for good.
+
+    The wrappers do nothing unless the current strategy compresses.
+
+    Args:
+      keras: the package ``tf_keras``, or ``keras`` of version 2.
+    """
+    package = keras.__name__
+    utils_name = f"{package}.src.optimizers.utils"
+    original = compat.require(utils_name, "all_reduce_sum_gradients", package, SUPPORTED)
+    filter_empty = compat.require(utils_name, "filter_empty_gradients", package, SUPPORTED)
+    model_class = compat.require(f"{package}.src.engine.training", "Model", package, SUPPORTED)
+
+    @functools.wraps(original)
+    def all_reduce_sum_gradients(grads_and_vars: Any) -> Any:
+        compressed = gradient_scope.is_compressed(tf.distribute.get_strategy())
+        if not compressed or tf.distribute.get_replica_context() is None:
+            return original(grads_and_vars)
+        pairs = list(grads_and_vars)
+        filter_empty(pairs)
+        return gradient_scope.reduce_pairs(pairs, names={})
+
+    utils = compat.require(f"{package}.src.optimizers", "utils", package, SUPPORTED)
+    utils.all_reduce_sum_gradients = all_reduce_sum_gradients
+    compile_check.install(model_class, None)

@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Error feedback: what one step could not send is added to the next step's gradient.
+
+Source: Seide et al., "1-Bit Stochastic Gradient Descent", INTERSPEECH 2014; for compression
+in general Karimireddy et al., "Error Feedback Fixes SignSGD", ICML 2019 (arXiv 1901.09847).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from tf_gradcomp import state
+
+
+class ErrorFeedback:
+    """The residual of one bucket on one worker.
+
+    The residual has the shape of the bucket's coefficients: transforms are linear, so it can
+    live behind them, and no inverse transform is needed to update it. It is in the units of the
+    gradient that was passed to the exchange.
+    """
+
+    def __init__(self, shape: tuple[int, ...], name: str) -> None:
+        self.residual = state.local_zeros(shape, name)
+
+    def compensate(self, coefficients: tf.Tensor) -> tf.Tensor:
+        """Returns the coefficients plus the residual."""
+        return coefficients + self.residual
+
+
+def commit(finite: tf.Tensor, updates: Sequence[tuple[ErrorFeedback, tf.Tensor]]) -> None:
+    """Stores new residuals, or none of them.
+
+    Args:
+      finite: bool scalar, equal on all workers. When false, a step with an Inf or NaN in any
+        bucket, every residual keeps its value: the step is going to be skipped.
+      updates: pairs of feedback and new residual.
+    """
+    if not updates:
+        return
+
+    def store_all() -> tf.Operation | None:
+        return tf.group(*[feedback.residual.assign(new) for feedback, new in updates])
+
+    tf.cond(finite, store_all, tf.no_op)

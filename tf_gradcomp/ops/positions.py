@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Positions blocks: which k of n items a payload holds, and what to do with them.
+
+The layout is in `custom_ops/core/FORMAT.md`, section "Positions block".
+"""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from tf_gradcomp.ops import loader
+
+SEGMENT_ITEMS = 65536
+"""Items that share one count in the local layout."""
+
+tf.no_gradient("Gradcomp>PositionsSum")
+tf.no_gradient("Gradcomp>PositionsReplace")
+
+
+def num_words(size: int, count: int) -> int:
+    """Words (int32) of the positions block of `count` of `size` items.
+
+    Raises:
+      ValueError: not 0 <= count <= size.
+    """
+    if not 0 <= count <= size:
+        raise ValueError(f"need 0 <= count <= size, got count={count}, size={size}")
+    bitmap_words = (size + 31) // 32
+    local_words = (size + SEGMENT_ITEMS - 1) // SEGMENT_ITEMS + (count + 1) // 2
+    return min(local_words, bitmap_words)
+
+
+def positions_sum(
+    positions: tf.Tensor, kept: tf.Tensor, size: int | tf.Tensor, name: str | None = None
+) -> tf.Tensor:
+    """Sums the kept items of all workers into a dense tensor.
+
+    In float32 and in the order of the workers, starting from +0: the bits depend on nothing else,
+    so every worker gets the same. Not differentiable.
+
+    Args:
+      positions: int32 `[W, p]`, the positions blocks of W workers, p = `num_words(size, k)`.
+      kept: float32 `[W, k]` real or `[W, k, 2]` complex items, in ascending order of position.
+      size: int64 scalar n: the number of items of the sum.
+      name: name of the operation.
+
+    Returns:
+      float32 `[n]` or `[n, 2]`; items that no worker kept are +0.
+
+    Raises:
+      tf.errors.InvalidArgumentError: shapes do not fit together, or a block is corrupt: it does
+        not keep k items, or its indices are out of range or not ascending.
+    """
+    size = tf.cast(size, tf.int64)
+    return loader.load().gradcomp_positions_sum(
+        positions=positions, kept=kept, size=size, name=name
+    )
+
+
+def positions_replace(
+    values: tf.Tensor, positions: tf.Tensor, kept: tf.Tensor, name: str | None = None
+) -> tf.Tensor:
+    """Replaces the items of `values` at the positions by those in `kept`.
+
+    Works in place where nothing else reads `values`. With the quantization error of the kept items
+    as `kept`, the result is the residual: what was meant minus what was sent. Not differentiable.
+
+    Args:
+      values: float32 `[n]` real or `[n, 2]` complex items.
+      positions: int32 `[p]`, a positions block, p = `num_words(n, k)`.
+      kept: float32 `[k]` or `[k, 2]`, the new items, in ascending order of position.
+      name: name of the operation.
+
+    Returns:
+      float32, the shape of `values`.
+
+    Raises:
+      tf.errors.InvalidArgumentError: shapes do not fit together, or the block is corrupt.
+    """
+    return loader.load().gradcomp_positions_replace(
+        values=values, positions=positions, kept=kept, name=name
+    )

@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Exact top-k selection of real or complex items."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from tf_gradcomp.ops import loader
+
+tf.no_gradient("Gradcomp>TopKSelect")
+
+
+def top_k_select(
+    values: tf.Tensor,
+    count: int | tf.Tensor,
+    row_length: int = 0,
+    name: str | None = None,
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Selects the items of largest magnitude, exactly; ties go to the lowest index.
+
+    The order is fixed by `custom_ops/core/FORMAT.md`, section "Top-k", so that every worker and
+    every device selects the same items. Inf and NaN rank first. Not differentiable.
+
+    Args:
+      values: float32 `[n]` real or `[n, 2]` complex items (real part first), n >= 1.
+      count: int64 scalar k, 1 <= k <= n: the number of items to keep.
+      row_length: L >= 0. If positive, `values` is `[n, 2]` and holds rows of `L // 2 + 1` bins of
+        real transforms of length L; bins that stand for a conjugate pair then count twice in the
+        ranking, as their energy does in the signal.
+      name: name of the operation.
+
+    Returns:
+      positions: int32 `[p]`, the positions block; `positions.num_words(n, k)` gives p.
+      kept: float32 `[k]` or `[k, 2]`, the items kept, in ascending order of position.
+
+    Raises:
+      tf.errors.InvalidArgumentError: a shape, `count` or `row_length` is outside these limits.
+
+    Source: sparsification in the frequency domain, SuperNeurons (arXiv 1811.08596); ranking and
+      tie rule are this project's own.
+    """
+    count = tf.cast(count, tf.int64)
+    positions, kept = loader.load().gradcomp_top_k_select(
+        values=values, count=count, row_length=row_length, name=name
+    )
+    return positions, kept

@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which gradients travel together and how: fixed when a training step is traced."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Sequence
+
+from tf_gradcomp.compression import DEFAULT_BUCKET_BYTES, Compression
+from tf_gradcomp.policy import Policy, VariableInfo
+
+BYTES_PER_WORD = 4
+
+
+@dataclasses.dataclass(frozen=True)
+class Bucket:
+    """Gradients that are exchanged as one.
+
+    Attributes:
+      indices: positions of its variables in the plan, in the order in which they are packed.
+      num_elements: total number of elements.
+      dtype: dtype of the packed gradients; "float32" when compressed.
+      compression: how it is compressed; ``None`` for a dense all-reduce.
+      payload_bytes: bytes that one worker contributes to the exchange.
+    """
+
+    indices: tuple[int, ...]
+    num_elements: int
+    dtype: str
+    compression: Compression | None
+    payload_bytes: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """The buckets of one set of variables, in the order in which they are exchanged.
+
+    Attributes:
+      variables: what is known of each variable.
+      buckets: a partition of the variables.
+    """
+
+    variables: tuple[VariableInfo, ...]
+    buckets: tuple[Bucket, ...]
+
+    @property
+    def dense_bytes(self) -> int:
+        """Bytes of the gradients as they are."""
+        return sum(v.num_elements * _itemsize(v.dtype) for v in self.variables)
+
+    @property
+    def payload_bytes(self) -> int:
+        """Bytes that one worker contributes to a step's exchange."""
+        return sum(bucket.payload_bytes for bucket in self.buckets)
+
+    @property
+    def compression_ratio(self) -> float:
+        """Dense bytes over payload bytes."""
+        return self.dense_bytes / max(1, self.payload_bytes)
+
+    def describe(self) -> list[str]:
+        """Returns one line per variable: all that the workers must agree on.
+
+        Names are left out: automatic names may differ between workers that agree otherwise.
+        """
+        bucket_of = {index: b for b, bucket in enumerate(self.buckets) for index in bucket.indices}
+        lines = []
+        for index, variable in enumerate(self.variables):
+            bucket = self.buckets[bucket_of[index]]
+            how = "dense" if bucket.compression is None else json.dumps(
+                bucket.compression.to_dict(), sort_keys=True
+            )
+            shape = "x".join(map(str, variable.shape)) or "scalar"
+            lines.append(f"{shape} {variable.dtype} bucket {bucket_of[index]} {how}")
+        return lines
+
+    def digest(self) -> str:
+        """Returns a hash of ``describe()``, in hexadecimal."""
+        return hashlib.sha256("\n".join(self.describe()).encode()).hexdigest()
+
+    def summary(self) -> str:
+        """Returns a table for people: what each bucket holds, and what it costs."""
+        lines = []
+        for number, bucket in enumerate(self.buckets):
+            names = ", ".join(self.variables[i].name for i in bucket.indices)
+            dense = bucket.num_elements * _itemsize(bucket.dtype)
+            lines.append(
+                f"bucket {number}: {bucket.compression or 'dense'}, {dense:,} -> "
+                f"{bucket.payload_bytes:,} bytes: {names}"
+            )
+        lines.append(
+            f"total: {self.dense_bytes:,} -> {self.payload_bytes:,} bytes a step and worker, "
+            f"ratio {self.compression_ratio:.1f}"
+        )
+        return "\n".join(lines)
+
+
+def make_plan(variables: Sequence[VariableInfo], policy: Policy) -> Plan:
+    """Divides variables into buckets.
+
+    Variables are taken in reverse order, which is roughly the order in which back-propagation
+    finishes their gradients, so that the first exchanges overlap with the rest of it. A bucket
+    that would not shrink is sent dense.
+
+    Args:
+      variables: in the model's order.
+      policy: decides the compression of each.
+
+    Returns:
+      The plan. Compressed buckets come in exchange order, dense ones last.
+    """
+    groups: dict[tuple[Compression, int], list[int]] = {}
+    sizes: dict[tuple[Compression, int], int] = {}
+    generation: dict[Compression, int] = {}
+    dense: list[int] = []
+    for index in reversed(range(len(variables))):
+        compression = policy.compression_for(variables[index])
+        if compression is None:
+            dense.append(index)
+            continue
+        num_bytes = variables[index].num_elements * BYTES_PER_WORD
+        key = (compression, generation.setdefault(compression, 0))
+        if key in groups and _is_full(compression, sizes[key], num_bytes):
+            generation[compression] += 1
+            key = (compression, generation[compression])
+        groups.setdefault(key, []).append(index)
+        sizes[key] = sizes.get(key, 0) + num_bytes
+
+    buckets = []
+    for (compression, _), indices in groups.items():
+        num_elements = sum(variables[i].num_elements for i in indices)
+        payload_bytes = compression.build().num_words(num_elements) * BYTES_PER_WORD
+        if payload_bytes > num_elements * BYTES_PER_WORD:
+            dense.extend(indices)
+        else:
+            buckets.append(
+                Bucket(tuple(indices), num_elements, "float32", compression, payload_bytes)
+            )
+    return Plan(tuple(variables), tuple(buckets + _dense_buckets(variables, dense)))
+
+
+def _is_full(compression: Compression, size: int, num_bytes: int) -> bool:
+    if compression.scope == "layer":
+        return True
+    return compression.scope == "bucket" and size + num_bytes > compression.bucket_bytes
+
+
+def _dense_buckets(variables: Sequence[VariableInfo], indices: list[int]) -> list[Bucket]:
+    """Fuses the rest by dtype, in reverse order, up to the default bucket size."""
+    buckets: list[Bucket] = []
+    open_bucket: dict[str, int] = {}
+    for index in sorted(indices, reverse=True):
+        variable = variables[index]
+        num_bytes = variable.num_elements * _itemsize(variable.dtype)
+        position = open_bucket.get(variable.dtype)
+        if (
+            position is None
+            or buckets[position].payload_bytes + num_bytes > DEFAULT_BUCKET_BYTES
+        ):
+            open_bucket[variable.dtype] = len(buckets)
+            buckets.append(
+                Bucket((index,), variable.num_elements, variable.dtype, None, num_bytes)
+            )
+        else:
+            previous = buckets[position]
+            buckets[position] = Bucket(
+                previous.indices + (index,),
+                previous.num_elements + variable.num_elements,
+                variable.dtype,
+                None,
+                previous.payload_bytes + num_bytes,
+            )
+    return buckets
+
+
+def _itemsize(dtype: str) -> int:
+    sizes = {"float16": 2, "bfloat16": 2, "float64": 8, "int64": 8, "complex64": 8}
+    return sizes.get(dtype, 16 if dtype == "complex128" else BYTES_PER_WORD)

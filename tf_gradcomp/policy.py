@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which variable is compressed how."""
+
+from __future__ import annotations
+
+import dataclasses
+import fnmatch
+import math
+from typing import NamedTuple
+
+from tf_gradcomp.compression import Compression
+
+COMPRESSIBLE_DTYPES = ("float32", "float16", "bfloat16")
+
+
+class VariableInfo(NamedTuple):
+    """What is known of a variable whose gradient is exchanged.
+
+    Attributes:
+      name: path of the variable in its model, for patterns and messages.
+      shape: static shape.
+      dtype: name of the gradient's dtype.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+    @property
+    def num_elements(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+
+@dataclasses.dataclass(frozen=True)
+class Policy:
+    """Maps variables to compressions.
+
+    A variable takes the compression of the first rule whose pattern matches its name, else the
+    default one, provided that its rank is at least ``min_rank`` (biases and normalization
+    parameters are few bytes and sensitive), that it has at least ``min_elements`` elements and
+    a floating-point type of at most 32 bits. Everything else is sent dense, fused. A rule is
+    the user's word: ``min_rank`` and ``min_elements`` do not apply to a variable it matches.
+
+    Attributes:
+      default: compression of variables that no rule matches.
+      rules: ``(pattern, compression)`` pairs; patterns as in ``fnmatch``, for example
+        ``"*embedding*"``; compressions as objects or specs.
+      min_rank: smallest rank compressed by default.
+      min_elements: smallest number of elements compressed by default.
+
+    Raises:
+      ValueError: a compression or limit is not valid.
+    """
+
+    default: Compression = Compression()
+    rules: tuple[tuple[str, Compression], ...] = ()
+    min_rank: int = 2
+    min_elements: int = 4096
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "default", as_compression(self.default))
+        rules = []
+        for rule in self.rules:
+            if len(rule) != 2 or not isinstance(rule[0], str):
+                raise ValueError(f"Policy: a rule is a pair (pattern, compression), got {rule!r}")
+            rules.append((rule[0], as_compression(rule[1])))
+        object.__setattr__(self, "rules", tuple(rules))
+        for field in ("min_rank", "min_elements"):
+            value = getattr(self, field)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+                raise ValueError(f"Policy: {field} must be an integer of at least 0, got {value!r}")
+
+    def compression_for(self, variable: VariableInfo) -> Compression | None:
+        """Returns the variable's compression, or ``None`` if it is sent dense."""
+        for pattern, compression in self.rules:
+            if fnmatch.fnmatchcase(variable.name, pattern):
+                break
+        else:
+            compression = self.default
+            if len(variable.shape) < self.min_rank or variable.num_elements < self.min_elements:
+                return None
+        if compression.is_dense or variable.dtype not in COMPRESSIBLE_DTYPES:
+            return None
+        return compression if variable.num_elements else None
+
+    def __str__(self) -> str:
+        rules = "".join(f"{pattern} -> {compression}; " for pattern, compression in self.rules)
+        return (
+            f"{rules}default {self.default} for rank >= {self.min_rank} "
+            f"and at least {self.min_elements} elements"
+        )
+
+
+def as_compression(value: Compression | str | None) -> Compression:
+    """Returns ``value`` as a ``Compression``; ``None`` is ``"none"``.
+
+    Raises:
+      ValueError: not a compression nor a valid spec.
+    """
+    if isinstance(value, Compression):
+        return value
+    if value is None:
+        return Compression("none")
+    if isinstance(value, str):
+        return Compression.from_spec(value)
+    raise ValueError(
+        f"expected a Compression, a spec such as 'fft:density=0.15' or None, got {value!r}"
+    )
+
+
+def as_policy(value: Policy | Compression | str | None) -> Policy:
+    """Returns ``value`` as a ``Policy``.
+
+    Raises:
+      ValueError: as ``as_compression``.
+    """
+    return value if isinstance(value, Policy) else Policy(default=as_compression(value))

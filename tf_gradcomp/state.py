@@ -1,0 +1,18 @@
+# SPDX-License-Identifier: Apache-2.0
+"""State that belongs to one worker."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from tf_gradcomp.distribute import compat
+
+
+def local_zeros(shape: tuple[int, ...], name: str) -> tf.Variable:
+    """Makes a float32 variable of zeros that is neither mirrored nor broadcast.
+
+    Args:
+      shape: its static shape.
+      name: its name.
+    """
+    return compat.local_variable(lambda: tf.zeros(shape, tf.float32), name)
