@@ -19,7 +19,7 @@ struct RangeFloatTable {
   int32_t first;         // p: lattice index of eps, at least 1
   int32_t positive;      // P: number of positive codes
   int32_t negative;      // Q: number of negative codes
-  int32_t nonzero_bits;  // smallest pattern of abs(x) with 2 * abs(x) >= eps: below it, code 0
+  int32_t nonzero_bits;  // pattern of eps / 2: magnitudes below it get code 0
 };
 
 // u(x) for the pattern of abs(x), which is finite.
@@ -29,13 +29,12 @@ GRADCOMP_HOST_DEVICE int32_t RangeFloatLattice(int32_t magnitude, int32_t shift,
   return index < lattice_max ? index : lattice_max;
 }
 
-// Smallest pattern of a magnitude x with 2 * x >= eps, for the pattern of eps > 0.
+// The pattern of eps / 2 for the pattern of eps, a lattice point other than 0. The half is exact:
+// among normal numbers always, and among denormals because lattice points have trailing zeros.
 GRADCOMP_HOST_DEVICE int32_t RangeFloatHalfBits(int32_t eps_bits) {
   constexpr int32_t kExponentOne = 1 << 23;
-  if (eps_bits >= 2 * kExponentOne) return eps_bits - kExponentOne;  // eps / 2 is normal: exact
-  // eps / 2 is denormal. A pattern below 2 * kExponentOne counts multiples of 2^-149, so halve the
-  // count and round up.
-  return (eps_bits + 1) >> 1;
+  // Below exponent 2 a half is denormal, and a pattern counts multiples of 2^-149.
+  return eps_bits >= 2 * kExponentOne ? eps_bits - kExponentOne : eps_bits >> 1;
 }
 
 // The table for lo <= 0 <= hi, both finite; 6 <= num_bits <= 12, 1 <= mantissa_bits <= num_bits-2.

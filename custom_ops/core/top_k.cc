@@ -23,8 +23,6 @@ constexpr int64_t kChunkItems = 8192;
 constexpr int64_t kTile = 1024;
 constexpr int64_t kTileMasks = kTile / 64;
 
-// Keys looked at to bracket the k-th one. More narrow the bracket with the square root only.
-constexpr int64_t kSampleSize = 16384;
 // Half the width of the bracket in standard deviations of a sample's rank.
 constexpr double kBracketDeviations = 4.0;
 
@@ -116,33 +114,24 @@ uint32_t SelectLargest(const uint32_t* keys, int64_t size, int64_t rank) {
   return in_bin[static_cast<size_t>(rank - 1)];
 }
 
-// Multiplicative hash that spreads the sampled positions, so that no period in the data fits them.
-inline uint64_t Scramble(uint64_t x) {
-  x *= 0x9e3779b97f4a7c15u;
-  return x ^ (x >> 32);
-}
-
-// Keys between which the k-th largest very probably lies: from one item of each of kSampleSize
-// equal strata, taken at a scrambled but fixed place.
+// Keys between which the k-th largest very probably lies, judged by a sample.
 Bracket SampleBracket(const Items& items, int64_t k, const ParallelFor& parallel_for) {
   const int64_t n = items.n;
-  if (n <= 2 * kSampleSize) return {0, kMaxKey};
-  std::vector<uint32_t> sample(kSampleSize);
-  const int64_t stratum = n / kSampleSize;
-  RunShards(parallel_for, kSampleSize, kSampleCycles, [&](int64_t begin, int64_t end) {
+  if (n <= 2 * kTopKSampleSize) return {0, kMaxKey};
+  std::vector<uint32_t> sample(kTopKSampleSize);
+  RunShards(parallel_for, kTopKSampleSize, kSampleCycles, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
-      const int64_t start = i * stratum + i * (n % kSampleSize) / kSampleSize;
-      sample[i] = items.KeyAt(start + static_cast<int64_t>(Scramble(i) % stratum));
+      sample[i] = items.KeyAt(TopKSampleItem(i, n));
     }
   });
   const double share = static_cast<double>(k) / static_cast<double>(n);
-  const double rank = share * kSampleSize;
+  const double rank = share * kTopKSampleSize;
   const double margin = 2.0 + kBracketDeviations * std::sqrt(rank * (1.0 - share));
   const int64_t upper = static_cast<int64_t>(rank - margin);
   const int64_t lower = static_cast<int64_t>(rank + margin) + 1;
   Bracket bracket = {0, kMaxKey};
-  if (upper >= 1) bracket.hi = SelectLargest(sample.data(), kSampleSize, upper);
-  if (lower <= kSampleSize) bracket.lo = SelectLargest(sample.data(), kSampleSize, lower);
+  if (upper >= 1) bracket.hi = SelectLargest(sample.data(), kTopKSampleSize, upper);
+  if (lower <= kTopKSampleSize) bracket.lo = SelectLargest(sample.data(), kTopKSampleSize, lower);
   return bracket;
 }
 

@@ -37,6 +37,19 @@ GRADCOMP_HOST_DEVICE double BinWeight(int64_t bin, int64_t row_length) {
   return row_length == 0 || is_own_conjugate ? 1.0 : 2.0;
 }
 
+// Keys looked at to bracket the k-th one. More would narrow the bracket by their square root only.
+constexpr int64_t kTopKSampleSize = 16384;
+
+// The item sampled from stratum `i` of kTopKSampleSize equal ones: at a scrambled but fixed place in
+// it, so that no period in the data meets a period of the sample. n >= kTopKSampleSize.
+GRADCOMP_HOST_DEVICE int64_t TopKSampleItem(int64_t i, int64_t n) {
+  const int64_t stratum = n / kTopKSampleSize;
+  const int64_t start = i * stratum + i * (n % kTopKSampleSize) / kTopKSampleSize;
+  const uint32_t scrambled = static_cast<uint32_t>(i) * 0x9e3779b9u;
+  // The upper half is the well mixed one; this scales it to 0..stratum-1.
+  return start + static_cast<int64_t>((scrambled >> 16) * static_cast<uint64_t>(stratum) >> 16);
+}
+
 }  // namespace gradcomp
 
 #endif  // GRADCOMP_CORE_TOP_K_MATH_H_

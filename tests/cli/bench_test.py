@@ -278,6 +278,15 @@ def test_reset_forgets_the_residual(name, rng):
 
 
 @pytest.mark.parametrize("name", [FFT, bench_codecs.BASELINE])
+def test_first_payloads_know_no_residual(name, rng):
+    buckets = [tf.constant(rng.standard_normal(ELEMENTS), tf.float32) for _ in range(2)]
+    pipelines = [pipeline(name), pipeline(name)]
+    alone = [p.encode(bucket).numpy() for p, bucket in zip(pipelines, buckets, strict=True)]
+    payloads = bench_codecs.first_payloads(pipeline(name), buckets)
+    np.testing.assert_array_equal(payloads.numpy(), alone)
+
+
+@pytest.mark.parametrize("name", [FFT, bench_codecs.BASELINE])
 @pytest.mark.parametrize("num_elements", [1, 4096, 4097])
 def test_awkward_sizes(name, num_elements):
     subject = pipeline(name, num_elements)

@@ -104,6 +104,19 @@ def test_given_ranges(value_range, kind, rng):
         assert_as_oracle(values, num_bits, mantissa_bits, value_range)
 
 
+@pytest.mark.parametrize("value_range", [(-1.0, 1.0), (-3e38, 3e38), (-1e-44, 1e-42), (-2.0, 0.01)])
+def test_rounding_at_half_way_points(value_range):
+    for num_bits, mantissa_bits in ALL_PARAMETERS:
+        t = reference.table(*np.float32(value_range), num_bits, mantissa_bits)
+        half_step = 1 << (t.s - 1)
+        lattice = (np.arange(t.p, t.p + max(t.P, t.Q)) << t.s) + half_step
+        half_eps = int((t.eps / np.float32(2)).view(np.uint32))
+        patterns = np.add.outer([*lattice, half_eps, t.p << t.s], [-1, 0, 1]).reshape(-1)
+        magnitude = patterns[patterns < 0x7F800000].astype(np.uint32).view(np.float32)
+        values = np.concatenate([magnitude, -magnitude])
+        assert_as_oracle(values, num_bits, mantissa_bits, value_range)
+
+
 def test_shape_of_values_is_free(rng):
     for shape in [(), (0,), (6,), (2, 3), (3, 0, 2), (2, 3, 4)]:
         values = sample("gauss", (1, *shape), rng)[0]  # also of rank 0

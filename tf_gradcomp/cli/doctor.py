@@ -20,7 +20,14 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
-from tf_gradcomp.cli.probe import PROBE_OPTION, Facts, first_line, gather_facts, run_probes
+from tf_gradcomp.cli.probe import (
+    PROBE_OPTION,
+    Facts,
+    first_line,
+    gather_facts,
+    run_probes,
+    uses_legacy_keras,
+)
 
 _OLDEST_TENSORFLOW = (2, 15)
 _OLDEST_KERAS_3 = (3, 5)
@@ -251,9 +258,10 @@ def check_keras(facts: Mapping[str, Facts]) -> Finding:
         return Finding("warn", "Keras", f"needs TensorFlow; {_installed_keras()}")
     keras = facts["keras"]
     if "error" in keras:
-        legacy = os.environ.get("TF_USE_LEGACY_KERAS") in ("1", "true", "True")
-        remedy = "pip install tf-keras, or unset TF_USE_LEGACY_KERAS" if legacy else ""
-        return Finding("FAIL", "Keras", keras["error"], remedy or 'pip install "keras>=3.5"')
+        remedy = 'pip install "keras>=3.5"'
+        if uses_legacy_keras():
+            remedy = "pip install tf-keras, or unset TF_USE_LEGACY_KERAS"
+        return Finding("FAIL", "Keras", keras["error"], remedy)
     version, package = keras["version"], keras["package"].replace("_", "-")
     text = f"tf.keras is Keras {_version(version)[0]} ({package} {version}); {_installed_keras()}"
     if (3, 0) <= _version(version) < _OLDEST_KERAS_3:

@@ -31,13 +31,17 @@ def _probe_tensorflow() -> Facts:
 
 
 def _probe_keras() -> Facts:
-    import tensorflow as tf
+    from tf_gradcomp.distribute.keras_adapters import load_active_keras
 
-    package = tf.keras.Model.__module__.partition(".")[0]  # keras or tf_keras
+    load_active_keras()
+    package = "tf_keras" if uses_legacy_keras() else "keras"  # TensorFlow's own rule
+    if package not in sys.modules:
+        raise ImportError(f"tf.keras is {package}, which is missing or cannot be imported")
+    keras = sys.modules[package]
     return {
         "package": package,
-        "version": sys.modules[package].__version__,
-        "backend": tf.keras.backend.backend(),
+        "version": keras.__version__,
+        "backend": keras.backend.backend(),
     }
 
 
@@ -117,6 +121,11 @@ def gather_facts() -> dict[str, Facts]:
     results.setdefault(current, {"error": how})
     skipped = {"error": f"not looked at, since Python ended while it looked at {current}"}
     return {name: results.get(name, skipped) for name in _PROBES}
+
+
+def uses_legacy_keras() -> bool:
+    """Whether the environment asks TensorFlow for Keras 2 from the package tf-keras."""
+    return os.environ.get("TF_USE_LEGACY_KERAS") in ("1", "true", "True")
 
 
 def first_line(error: BaseException) -> str:

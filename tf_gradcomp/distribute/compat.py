@@ -29,6 +29,7 @@ _TENSORFLOW_NAMES = {
     "tensorflow.python.distribute.cross_device_utils": (
         "CollectiveReplicaLauncher.all_reduce",
         "CollectiveReplicaLauncher._all_gather",
+        "CollectiveReplicaLauncher._next_instance_key",
         "CollectiveKeys.get_group_key",
     ),
     "tensorflow.python.distribute.distribute_utils": ("regroup",),

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from tf_gradcomp.distribute import collectives as collectives_lib
 from tf_gradcomp.distribute import compat, gradient_scope
+from tf_gradcomp.distribute.replica_launcher import ReplicaLauncher
 from tf_gradcomp.policy import Policy, VariableInfo
 from tf_gradcomp.reducer import GradientReducer
 
@@ -36,21 +37,21 @@ class CompressedCollectiveAllReduce(compat.CollectiveAllReduce):
         collective_keys: Any,
     ) -> None:
         super().__init__(devices, group_size, options, collective_keys)
+
+        def make_launcher(group: tuple[str, ...], size: int, device: str) -> ReplicaLauncher:
+            key = collective_keys.get_group_key(group)
+            return ReplicaLauncher(key, size, collective_keys, device, options)
+
+        self._launchers = [make_launcher(self._devices, group_size, d) for d in self._devices]
         num_workers = group_size // len(self._devices)
         self.reducer: GradientReducer | None = None
         if num_workers == 1:
             return
         device = self._devices[0]
-        # One participant per worker; with one device a worker that is the stock launcher.
+        # One participant per worker. With one device a worker, that is its only launcher.
         self._worker_launcher = self._launchers[0]
         if len(self._devices) > 1:
-            self._worker_launcher = compat.CollectiveReplicaLauncher(
-                collective_keys.get_group_key((device,)),
-                num_workers,
-                collective_keys,
-                device,
-                options,
-            )
+            self._worker_launcher = make_launcher((device,), num_workers, device)
         self.reducer = GradientReducer(
             policy,
             collectives_lib.Collectives(self._worker_launcher, num_workers, worker_index, device),

@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Builds and runs the C++ tests of the core under the address and undefined-behaviour sanitizers.
+
+Neither TensorFlow nor a built extension is needed, only g++.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+TESTS = sorted((CHECKOUT / "tests" / "core").glob("*_core_test.cc"))
+
+COMMON_FLAGS = ["-g", "-std=c++17", "-ffp-contract=off", "-Wall", "-Wextra", "-Werror", "-pthread"]
+
+# Plain code under the sanitizers, and the code that ships: vectorised, several variants a function.
+BUILDS = {
+    "sanitized": [
+        "-O1",
+        "-DGRADCOMP_NO_MULTIVERSION",
+        "-fsanitize=address,undefined",
+        "-fno-sanitize-recover=all",
+    ],
+    "shipped": ["-O3", "-fPIC"],
+}
+
+
+@pytest.fixture(scope="session", params=BUILDS)
+def build(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[list[str], list[Path]]:
+    """The flags of a build, and the core's sources compiled with them."""
+    flags = COMMON_FLAGS + BUILDS[request.param]
+    folder = tmp_path_factory.mktemp(f"core_{request.param}")
+    objects = []
+    for source in sorted((CHECKOUT / "custom_ops" / "core").glob("*.cc")):
+        objects.append(folder / f"{source.stem}.o")
+        run(["g++", *flags, "-I", CHECKOUT, "-c", source, "-o", objects[-1]])
+    return flags, objects
+
+
+def run(command: list[str | Path]) -> None:
+    """Runs `command` and fails the test with its output if it fails."""
+    result = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+def test_there_are_core_tests() -> None:
+    assert len(TESTS) >= 4
+
+
+@pytest.mark.parametrize("source", TESTS, ids=lambda source: source.stem)
+def test_core(source: Path, build: tuple[list[str], list[Path]], tmp_path: Path) -> None:
+    flags, objects = build
+    binary = tmp_path / source.stem
+    run(["g++", *flags, "-O1", "-I", CHECKOUT, source, *objects, "-o", binary])
+    run([binary])

@@ -1,0 +1,212 @@
+// SPDX-License-Identifier: Apache-2.0
+// Positions blocks against FORMAT.md, item by item, and corrupt ones.
+
+#include "custom_ops/core/positions.h"
+
+#include <cstring>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "tests/core/check.h"
+#include "tests/core/hostile_threads.h"
+#include "tests/core/positions_oracle.h"
+
+namespace gradcomp {
+namespace {
+
+std::vector<int64_t> RandomPositions(int64_t n, int64_t k, std::mt19937* random) {
+  std::vector<int64_t> kept;
+  int64_t left = k;
+  for (int64_t item = 0; item < n; ++item) {
+    if (static_cast<int64_t>((*random)() % static_cast<uint64_t>(n - item)) < left) {
+      kept.push_back(item);
+      --left;
+    }
+  }
+  return kept;
+}
+
+// Any finite float, with many denormals and zeros of both signs among them.
+std::vector<float> RandomFloats(int64_t size, std::mt19937* random) {
+  std::vector<float> values(static_cast<size_t>(size));
+  for (float& value : values) {
+    uint32_t bits = (*random)() & 0xbfffffffu;
+    if (bits % 3 == 0) bits &= 0x800fffffu;
+    if (bits % 7 == 0) bits &= 0x80000000u;
+    std::memcpy(&value, &bits, 4);
+  }
+  return values;
+}
+
+void TestBlock(int64_t n, int64_t k, int components, std::mt19937* random) {
+  CurrentCase() = "n " + std::to_string(n) + " k " + std::to_string(k) + " components " +
+                  std::to_string(components);
+  constexpr int64_t kWorkers = 3;
+  const int64_t num_words = static_cast<int64_t>(OraclePositions(
+      RandomPositions(n, k, random), n).size());
+  CHECK(num_words == PositionsNumWords(n, k));
+  const ParallelFor parallel_for = n % 2 == 0 ? ParallelFor(SerialFor) : HostileFor(7);
+
+  std::vector<uint32_t> blocks;
+  std::vector<float> all_kept;
+  std::vector<float> expected_sum(static_cast<size_t>(n * components), 0.0f);
+  for (int64_t worker = 0; worker < kWorkers; ++worker) {
+    const std::vector<int64_t> kept_items = RandomPositions(n, k, random);
+    const std::vector<uint32_t> block = OraclePositions(kept_items, n);
+    std::vector<float> values = RandomFloats(n * components, random);
+    std::vector<uint64_t> selected(static_cast<size_t>(SelectionWords(n)));
+    std::vector<float> expected_kept;
+    for (int64_t item : kept_items) {
+      selected[item / 64] |= uint64_t{1} << (item % 64);
+      for (int c = 0; c < components; ++c) {
+        expected_kept.push_back(values[item * components + c]);
+        expected_sum[item * components + c] += values[item * components + c];
+      }
+    }
+
+    Guarded<uint32_t> positions(num_words);
+    Guarded<float> kept(k * components);
+    {
+      const ScopedFlush flush;
+      CHECK(PositionsGather(selected.data(), values.data(), n, components, k, parallel_for,
+                            positions.data(), kept.data())
+                .ok());
+    }
+    CHECK(positions.ToVector() == block);
+    CHECK(SameBits(kept.ToVector(), expected_kept));
+    CHECK(positions.Intact() && kept.Intact());
+
+    const std::vector<float> news = RandomFloats(k * components, random);
+    Guarded<float> replaced(n * components);
+    std::copy(values.begin(), values.end(), replaced.data());
+    CHECK(PositionsReplace(block.data(), news.data(), num_words, n, components, k, parallel_for,
+                           replaced.data())
+              .ok());
+    for (int64_t j = 0; j < k; ++j) {
+      for (int c = 0; c < components; ++c) {
+        values[kept_items[j] * components + c] = news[j * components + c];
+      }
+    }
+    CHECK(SameBits(replaced.ToVector(), values));
+    CHECK(replaced.Intact());
+
+    blocks.insert(blocks.end(), block.begin(), block.end());
+    all_kept.insert(all_kept.end(), expected_kept.begin(), expected_kept.end());
+  }
+  Guarded<float> sum(n * components);
+  {
+    const ScopedFlush flush;
+    CHECK(PositionsSum(blocks.data(), all_kept.data(), kWorkers, num_words, n, components, k,
+                       parallel_for, sum.data())
+              .ok());
+  }
+  CHECK(SameBits(sum.ToVector(), expected_sum));
+  CHECK(sum.Intact());
+}
+
+void TestBlocks() {
+  std::mt19937 random(5);
+  for (int64_t n : {1, 2, 31, 32, 33, 63, 64, 65, 4099, 8192, 65535, 65536, 65537, 196613}) {
+    for (int64_t k : {int64_t{0}, int64_t{1}, n / 50, n / 20, n * 3 / 20, n}) {
+      for (int components : {1, 2}) TestBlock(n, k, components, &random);
+    }
+  }
+  TestBlock(1000003, 10001, 1, &random);
+  TestBlock(1000003, 150001, 2, &random);
+}
+
+// Sum and replace refuse the block and leave everything outside their output alone.
+void ExpectRefused(const char* what, const std::vector<uint32_t>& block, int64_t n, int64_t k) {
+  CurrentCase() = what;
+  const int64_t num_words = static_cast<int64_t>(block.size());
+  // Exact sizes on the heap: the address sanitizer sees any access beyond them.
+  const std::vector<uint32_t> words(block);
+  for (int components : {1, 2}) {
+    const std::vector<float> kept(static_cast<size_t>(k * components), 1.0f);
+    Guarded<float> dense(n * components);
+    CHECK(PositionsSum(words.data(), kept.data(), 1, num_words, n, components, k, SerialFor,
+                       dense.data())
+              .code() == StatusCode::kInvalidArgument);
+    CHECK(PositionsReplace(words.data(), kept.data(), num_words, n, components, k, SerialFor,
+                           dense.data())
+              .code() == StatusCode::kInvalidArgument);
+    CHECK(dense.Intact());
+  }
+}
+
+void TestCorruptBitmaps() {
+  const std::vector<uint32_t> good = OraclePositions({0, 31, 32, 39}, 40);
+  std::vector<uint32_t> bad = good;
+  bad[0] |= 2;
+  ExpectRefused("one bit too many", bad, 40, 4);
+  bad = good;
+  bad[1] &= ~1u;
+  ExpectRefused("one bit too few", bad, 40, 4);
+  bad = good;
+  bad[1] = 1u | 1u << 8;
+  ExpectRefused("bit beyond the last item", bad, 40, 4);
+  bad = good;
+  bad.push_back(0);
+  ExpectRefused("one word too many", bad, 40, 4);
+  bad = good;
+  bad.pop_back();
+  ExpectRefused("one word too few", bad, 40, 4);
+}
+
+void TestCorruptLocals() {
+  const int64_t n = 65536 + 100;
+  const std::vector<int64_t> kept = {3, 65535, 65536, 65536 + 50, 65536 + 99};
+  const std::vector<uint32_t> good = OraclePositions(kept, n);
+  CHECK(OracleUsesLocal(n, 5) && good.size() == 5);
+  const auto with_index = [&](int j, uint32_t index) {
+    std::vector<uint32_t> bad = good;
+    const int shift = j % 2 * 16;
+    bad[2 + j / 2] = (bad[2 + j / 2] & ~(0xffffu << shift)) | index << shift;
+    return bad;
+  };
+  ExpectRefused("index beyond the last item", with_index(4, 100), n, 5);
+  ExpectRefused("index far beyond the last item", with_index(4, 65535), n, 5);
+  ExpectRefused("repeated index", with_index(3, 0), n, 5);
+  ExpectRefused("descending indices", with_index(0, 0xffff), n, 5);
+  ExpectRefused("padding not zero", with_index(5, 1), n, 5);
+  std::vector<uint32_t> bad = good;
+  bad[0] = 3;
+  ExpectRefused("counts add up to more", bad, n, 5);
+  bad[0] = 1;
+  ExpectRefused("counts add up to less", bad, n, 5);
+  bad[0] = 0xffffffffu;
+  bad[1] = 6;
+  ExpectRefused("counts add up only modulo 2^32", bad, n, 5);
+  bad = OraclePositions({0, 1, 65536, 65537}, 65538);
+  bad[0] = 0;
+  bad[1] = 4;
+  ExpectRefused("more items than the segment has", bad, 65538, 4);
+}
+
+void TestRefusedArguments() {
+  CurrentCase() = "refused arguments";
+  const uint64_t selected[1] = {7};
+  const float values[8] = {};
+  uint32_t positions[1];
+  float kept[8];
+  const auto code = [&](int64_t n, int components, int64_t k) {
+    return PositionsGather(selected, values, n, components, k, SerialFor, positions, kept).code();
+  };
+  CHECK(code(4, 2, 3) == StatusCode::kOk);
+  CHECK(code(4, 2, 2) == StatusCode::kInvalidArgument);
+  CHECK(code(4, 2, 4) == StatusCode::kInvalidArgument);
+  CHECK(code(4, 3, 3) == StatusCode::kInvalidArgument);
+  CHECK(code(2, 1, 3) == StatusCode::kInvalidArgument);
+}
+
+}  // namespace
+}  // namespace gradcomp
+
+int main() {
+  gradcomp::TestBlocks();
+  gradcomp::TestCorruptBitmaps();
+  gradcomp::TestCorruptLocals();
+  gradcomp::TestRefusedArguments();
+  return gradcomp::FinishTest();
+}

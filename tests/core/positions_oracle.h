@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+// The positions block as FORMAT.md describes it, written item by item.
+
+#ifndef GRADCOMP_TESTS_CORE_POSITIONS_ORACLE_H_
+#define GRADCOMP_TESTS_CORE_POSITIONS_ORACLE_H_
+
+#include <cstdint>
+#include <vector>
+
+namespace gradcomp {
+
+inline bool OracleUsesLocal(int64_t n, int64_t k) {
+  return (n + 65535) / 65536 + (k + 1) / 2 < (n + 31) / 32;
+}
+
+// `kept` holds the positions in ascending order.
+inline std::vector<uint32_t> OraclePositions(const std::vector<int64_t>& kept, int64_t n) {
+  const int64_t k = static_cast<int64_t>(kept.size());
+  const int64_t segments = (n + 65535) / 65536;
+  if (!OracleUsesLocal(n, k)) {
+    std::vector<uint32_t> bitmap((n + 31) / 32);
+    for (int64_t item : kept) bitmap[item / 32] |= 1u << (item % 32);
+    return bitmap;
+  }
+  std::vector<uint32_t> block(segments + (k + 1) / 2);
+  for (int64_t j = 0; j < k; ++j) {
+    ++block[kept[j] / 65536];
+    block[segments + j / 2] |= static_cast<uint32_t>(kept[j] % 65536) << (j % 2 == 0 ? 0 : 16);
+  }
+  return block;
+}
+
+}  // namespace gradcomp
+
+#endif  // GRADCOMP_TESTS_CORE_POSITIONS_ORACLE_H_
