@@ -49,7 +49,7 @@ endif
 .PHONY: demo test test-slow lint format bazel setup ops clean
 
 demo: setup $(VENV)/.demo
-	$(BIN)/python -m tf_gradcomp launch -n 2 examples/vision.py
+	$(BIN)/python examples/vision.py
 
 test: setup
 	$(BIN)/python -m pytest -m "not slow" $(PYTEST_ARGS)

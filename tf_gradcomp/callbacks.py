@@ -54,8 +54,8 @@ class CompressionMonitor(tf.keras.callbacks.Callback):
         self._counter.restart()
 
     def on_train_begin(self, logs: Any = None) -> None:
-        strategy = self.model.distribute_strategy
-        is_chief = strategy.cluster_resolver is None or strategy.cluster_resolver.task_id in (0, None)
+        resolver = self.model.distribute_strategy.cluster_resolver
+        is_chief = resolver is None or not resolver.task_id
         if self._log_dir is not None and is_chief and self._writer is None:
             self._writer = tf.summary.create_file_writer(os.fspath(self._log_dir))
 

@@ -67,7 +67,7 @@ def _interface_of(address: str) -> str | None:
     """Returns the local interface that has the host of ``host:port``, ``None`` if none has."""
     host = address.rpartition(":")[0].strip("[]")
     try:
-        ip = socket.getaddrinfo(host, None)[0][4][0]
+        ip = str(socket.getaddrinfo(host, None)[0][4][0])
     except OSError:
         return None
     if ip.startswith("127.") or ip == "::1":

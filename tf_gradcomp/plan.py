@@ -69,8 +69,10 @@ class Plan:
         lines = []
         for index, variable in enumerate(self.variables):
             bucket = self.buckets[bucket_of[index]]
-            how = "dense" if bucket.compression is None else json.dumps(
-                bucket.compression.to_dict(), sort_keys=True
+            how = (
+                "dense"
+                if bucket.compression is None
+                else json.dumps(bucket.compression.to_dict(), sort_keys=True)
             )
             shape = "x".join(map(str, variable.shape)) or "scalar"
             lines.append(f"{shape} {variable.dtype} bucket {bucket_of[index]} {how}")
@@ -155,14 +157,9 @@ def _dense_buckets(variables: Sequence[VariableInfo], indices: list[int]) -> lis
         variable = variables[index]
         num_bytes = variable.num_elements * _itemsize(variable.dtype)
         position = open_bucket.get(variable.dtype)
-        if (
-            position is None
-            or buckets[position].payload_bytes + num_bytes > DEFAULT_BUCKET_BYTES
-        ):
+        if position is None or buckets[position].payload_bytes + num_bytes > DEFAULT_BUCKET_BYTES:
             open_bucket[variable.dtype] = len(buckets)
-            buckets.append(
-                Bucket((index,), variable.num_elements, variable.dtype, None, num_bytes)
-            )
+            buckets.append(Bucket((index,), variable.num_elements, variable.dtype, None, num_bytes))
         else:
             previous = buckets[position]
             buckets[position] = Bucket(

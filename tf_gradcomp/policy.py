@@ -73,16 +73,18 @@ class Policy:
 
     def compression_for(self, variable: VariableInfo) -> Compression | None:
         """Returns the variable's compression, or ``None`` if it is sent dense."""
-        for pattern, compression in self.rules:
-            if fnmatch.fnmatchcase(variable.name, pattern):
-                break
-        else:
+        compression = self._rule_for(variable.name)
+        if compression is None:
             compression = self.default
             if len(variable.shape) < self.min_rank or variable.num_elements < self.min_elements:
                 return None
         if compression.is_dense or variable.dtype not in COMPRESSIBLE_DTYPES:
             return None
         return compression if variable.num_elements else None
+
+    def _rule_for(self, name: str) -> Compression | None:
+        matches = (rule for rule in self.rules if fnmatch.fnmatchcase(name, rule[0]))
+        return next((compression for _, compression in matches), None)
 
     def __str__(self) -> str:
         rules = "".join(f"{pattern} -> {compression}; " for pattern, compression in self.rules)

@@ -80,12 +80,14 @@ class GradientReducer:
                 reduced = exchange([gradients[index] for index in indices])
                 sums.update(zip(indices, reduced.gradients, strict=True))
                 finite.append(reduced.finite)
-                if reduced.residual is not None:
-                    updates.append((exchange.feedback, reduced.residual))
+                if reduced.update is not None:
+                    updates.append(reduced.update)
             error_feedback.commit(tf.reduce_all(tf.stack(finite)), updates)
         return [sums[index] for index in range(len(gradients))]
 
-    def _exchanges_for(self, variables: Sequence[VariableInfo], key: tuple[str, ...]):
+    def _exchanges_for(
+        self, variables: Sequence[VariableInfo], key: tuple[str, ...]
+    ) -> list[_CompressedExchange | _DenseExchange]:
         if key not in self._exchanges:
             plan = plan_lib.make_plan(variables, self.policy)
             require_agreement(
@@ -108,12 +110,12 @@ class _Reduced(NamedTuple):
     Attributes:
       gradients: the sums.
       finite: bool scalar: no worker's gradient held an Inf or NaN.
-      residual: what this worker could not send, to be kept if the step is.
+      update: the residual to store, and where, if the step is kept.
     """
 
     gradients: list[tf.Tensor]
     finite: tf.Tensor
-    residual: tf.Tensor | None = None
+    update: error_feedback.Update | None = None
 
 
 class _CompressedExchange:
@@ -140,14 +142,12 @@ class _CompressedExchange:
         payloads = self._transport.exchange(encoded.payload)
         total, finite = self._codec.decode_sum(payloads, self._layout)
         bucket = transform.inverse(total, self.bucket.num_elements)
-        residual = encoded.residual if self.feedback is not None else None
-        return _Reduced(_unpack(bucket, gradients), finite, residual)
+        update = None if self.feedback is None else (self.feedback, encoded.residual)
+        return _Reduced(_unpack(bucket, gradients), finite, update)
 
 
 class _DenseExchange:
     """Sums one bucket as it is."""
-
-    feedback = None
 
     def __init__(self, bucket: plan_lib.Bucket, collectives: Collectives) -> None:
         self.bucket = bucket

@@ -51,13 +51,12 @@ GRADCOMP_HOST_DEVICE RangeFloatTable MakeRangeFloatTable(float lo, float hi, int
   const int32_t codes = (1 << num_bits) - 1;
   const int32_t larger = upper > lower ? upper : lower;
   const int32_t smaller = upper > lower ? lower : upper;
-  int32_t first = larger - codes + 1;  // all codes to one sign
-  if (first <= smaller) {
-    // Both signs get codes: ceil(x / 2) is (x + 1) / 2 for x >= 0, and negative x end up at 1.
+  table.first = larger - codes + 1;  // all codes to one sign: more than b, so at least 1
+  if (table.first <= smaller) {
+    // Both signs get codes: ceil(x / 2) is (x + 1) / 2 for x > 0, and other x end up at 1.
     const int32_t twice = larger + smaller + 2 - codes;
-    first = twice > 0 ? (twice + 1) / 2 : 1;
+    table.first = twice > 0 ? (twice + 1) / 2 : 1;
   }
-  table.first = first > 1 ? first : 1;
   table.positive = upper >= table.first ? upper - table.first + 1 : 0;
   table.negative = lower >= table.first ? lower - table.first + 1 : 0;
   table.nonzero_bits = RangeFloatHalfBits(table.first << table.shift);

@@ -155,10 +155,9 @@ struct Counts {
   int64_t ties = 0;    // of these, keys equal to the threshold
 };
 
-// Compares 64 * num_masks keys with a bracket: one bit a key, and how many bits are set. Keys from
-// `size` on count as below.
+// Compares 64 * num_masks keys with a bracket: one bit a key, and how many bits are set.
 GRADCOMP_MULTIVERSION
-void CompareKeys(const uint32_t* keys, int64_t size, int64_t num_masks, uint32_t lo, uint32_t hi,
+void CompareKeys(const uint32_t* keys, int64_t num_masks, uint32_t lo, uint32_t hi,
                  uint64_t* above, uint64_t* inside, Counts* counts) {
   int64_t num_above = 0, num_inside = 0;
   for (int64_t m = 0; m < num_masks; ++m, keys += 64) {
@@ -169,11 +168,6 @@ void CompareKeys(const uint32_t* keys, int64_t size, int64_t num_masks, uint32_t
     }
     above[m] = PackFlags(is_above);
     inside[m] = PackFlags(is_inside);
-    if (size - m * 64 < 64) {
-      const uint64_t valid = (uint64_t{1} << (size - m * 64)) - 1;
-      above[m] &= valid;
-      inside[m] &= valid;
-    }
     num_above += __builtin_popcountll(above[m]);
     num_inside += __builtin_popcountll(inside[m]);
   }
@@ -206,9 +200,11 @@ void ScanChunk(const Items& items, int64_t chunk, const Bracket& bracket, Select
     const int64_t num_masks = (size + 63) / 64;
     uint64_t* const inside = selection->inside.get() + first / 64;
     items.Keys(first, size, keys);
+    // Fills up the last mask of all with items that are never selected: none ranks lower, as they
+    // have the smallest key and come last.
     std::fill(keys + size, keys + num_masks * 64, 0);
-    CompareKeys(keys, size, num_masks, bracket.lo, bracket.hi,
-                selection->above.get() + first / 64, inside, &counts);
+    CompareKeys(keys, num_masks, bracket.lo, bracket.hi, selection->above.get() + first / 64,
+                inside, &counts);
     if (bracket.lo == bracket.hi) continue;
     for (int64_t m = 0; m < num_masks; ++m) {
       for (uint64_t mask = inside[m]; mask != 0; mask &= mask - 1) {

@@ -86,7 +86,7 @@ class Guarded {
 
  private:
   static constexpr size_t kGuard = 16;
-  static constexpr int kSentinel = 77;
+  static constexpr int kSentinel = -77;
   std::vector<T> storage_;
 };
 

@@ -206,6 +206,25 @@ void TestAllParameters() {
   }
 }
 
+// Around the limit where the smaller side gets its first code, V = U - C + 1.
+void TestLastCode() {
+  for (int num_bits = 6; num_bits <= 12; ++num_bits) {
+    for (int mantissa_bits = 1; mantissa_bits <= num_bits - 2; ++mantissa_bits) {
+      const int s = 23 - mantissa_bits;
+      const uint32_t larger = Bits(2.5f) >> s, codes = (1u << num_bits) - 1;
+      for (uint32_t smaller = larger - codes; smaller <= larger - codes + 3; ++smaller) {
+        if (larger + 3 < codes || smaller > larger) continue;
+        CurrentCase() = "num_bits " + std::to_string(num_bits) + " mantissa_bits " +
+                        std::to_string(mantissa_bits) + " V " + std::to_string(smaller);
+        const float a = Float(larger << s), b = Float(smaller << s);
+        TestValues({a, -b, a / 3, -b / 3, b, -a}, nullptr, num_bits, mantissa_bits, SerialFor);
+        TestValues({a, -b, b / 2, -b / 2}, nullptr, num_bits, mantissa_bits, SerialFor);
+        TestValues({-a, b, b / 2, -b / 2}, nullptr, num_bits, mantissa_bits, SerialFor);
+      }
+    }
+  }
+}
+
 void TestSizes() {
   std::mt19937 random(7);
   for (int64_t size : {4095, 4096, 4097, 8191, 12288, 65537, 100003}) {
@@ -290,6 +309,7 @@ void TestUnusedCodes() {
 
 int main() {
   gradcomp::TestAllParameters();
+  gradcomp::TestLastCode();
   gradcomp::TestSizes();
   gradcomp::TestNonFinite();
   gradcomp::TestRefused();

@@ -149,19 +149,25 @@ void TestLargeSizes() {
   TestSelection(MakeValues(kNormal, 2 * 33 * 2049, &random), {2, 4096}, 10142);
 }
 
-// The sample sees other values than there are, so the first bracket misses: too low, then too high.
+// The sample sees other values than there are, so that the first bracket misses: all sampled items
+// are zero or the smallest (the bracket is too low), or all are the largest (it is too high). The
+// counts include those around which a bracket, or what is above it, holds just enough.
 void TestMisledSample() {
   std::mt19937 random(4);
   const int64_t n = 100000;
-  for (float sampled : {0.0f, 1e6f}) {
-    for (int64_t k : {int64_t{1}, int64_t{5000}, int64_t{50000}, int64_t{90000}}) {
+  for (float sampled : {0.0f, 1e-6f, 1e6f}) {
+    std::vector<float> values = MakeValues(kNormal, n, &random);
+    for (int64_t i = 0; i < kTopKSampleSize; ++i) {
+      const int64_t item = TopKSampleItem(i, n);
+      if (!CHECK(item >= 0 && item < n)) return;
+      values[item] *= sampled;
+    }
+    const int64_t others = n - kTopKSampleSize;
+    std::vector<int64_t> counts = {1, 5000, 50000, 90000, others - 1, others, others + 1};
+    for (int64_t k = 6; k < 14; ++k) counts.push_back(k);
+    for (int64_t k = n - 24; k < n; k += sampled == 1e-6f ? 1 : 8) counts.push_back(k);
+    for (int64_t k : counts) {
       CurrentCase() = "sampled " + std::to_string(sampled) + " k " + std::to_string(k);
-      std::vector<float> values = MakeValues(kNormal, n, &random);
-      for (int64_t i = 0; i < kTopKSampleSize; ++i) {
-        const int64_t item = TopKSampleItem(i, n);
-        if (!CHECK(item >= 0 && item < n)) return;
-        values[item] *= sampled;
-      }
       TestSelection(values, {1, 0}, k);
     }
   }

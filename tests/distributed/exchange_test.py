@@ -25,9 +25,7 @@ def test_identity_is_the_sum_in_worker_order(num_workers):
         expected = expected + gradient(worker, (70, 80))
     for result in results:
         assert result["sums"] == results[0]["sums"]
-        np.testing.assert_array_equal(
-            np.float32(result["sums"][0]), expected.ravel(), strict=True
-        )
+        np.testing.assert_array_equal(np.float32(result["sums"][0]), expected.ravel(), strict=True)
 
 
 def test_sparse_gradients_keep_their_rows():

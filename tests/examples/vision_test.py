@@ -53,14 +53,14 @@ def write_idx(path, array):
 
 @pytest.fixture
 def images(tmp_path, rng):
-    """Ten classes, each a faint bar at a place of its own: soon learned, but not at once."""
+    """Ten classes, each a bright bar at a place of its own in noise: easily learned."""
     folder = tmp_path / "images"
     folder.mkdir()
     for stem, count in (("train", NUM_TRAIN), ("t10k", NUM_TEST)):
         labels = rng.integers(0, 10, count)
-        pixels = rng.integers(0, 176, (count, 28, 28))
+        pixels = rng.integers(0, 128, (count, 28, 28))
         for image, label in zip(pixels, labels, strict=True):
-            image[2 * label + 3 : 2 * label + 6, 4:24] += 80
+            image[2 * label + 3 : 2 * label + 6, 4:24] = 255
         write_idx(folder / f"{stem}-images-idx3-ubyte", pixels)
         write_idx(folder / f"{stem}-labels-idx1-ubyte", labels)
     return folder
@@ -111,8 +111,8 @@ def test_demo_then_one_run_of_its_own(images, tmp_path):
     assert compressed_mb >= (payload := expected_payload_bytes()) / 1e6 - 0.005
     assert ratio >= 12
     assert ratio == pytest.approx(dense_mb / compressed_mb, abs=0.1)
-    assert 30 < float(dense[1]) < 100  # chance is 10
-    assert 30 < float(compressed[1]) < 100
+    assert float(dense[1]) > 50  # chance is 10
+    assert float(compressed[1]) > 50
     assert "too short to say whether compression pays" in shown  # 20 steps
 
     # The TensorBoard logs.
@@ -127,6 +127,8 @@ def test_demo_then_one_run_of_its_own(images, tmp_path):
     assert one.returncode == 0, one.stdout + one.stderr
     result = json.loads(report.read_text(encoding="utf-8"))
     assert f"{100 * result['test_accuracy']:.2f}" == compressed[1]
+    shown_losses = re.findall(r"loss: ([\d.e-]+)", shown)
+    assert result["test_loss"] == pytest.approx(float(shown_losses[-1]), abs=0.51e-4)
     assert result["dense_bytes"] == 4 * PARAMETERS
     assert result["payload_bytes"] == payload
     assert result["sent_bytes"] >= payload

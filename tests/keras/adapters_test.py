@@ -96,7 +96,8 @@ def test_bad_arguments_fail_before_the_cluster_is_joined(argument, words):
     code = f"""
 import json, os
 cluster = {{"worker": ["127.0.0.1:1", "127.0.0.1:2"]}}
-os.environ["TF_CONFIG"] = json.dumps({{"cluster": cluster, "task": {{"type": "worker", "index": 0}}}})
+task = {{"type": "worker", "index": 0}}
+os.environ["TF_CONFIG"] = json.dumps({{"cluster": cluster, "task": task}})
 import tf_gradcomp as tfgc
 tfgc.CompressedMultiWorkerMirroredStrategy({argument})
 """

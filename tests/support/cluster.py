@@ -89,7 +89,7 @@ def run_cluster(
                 {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": index}}
             ),
         }
-        output = tempfile.TemporaryFile()
+        output = tempfile.TemporaryFile()  # noqa: SIM115 - closed when its worker has ended
         process = subprocess.Popen(
             [sys.executable, str(PROGRAMS / f"{program}.py"), *per_worker[index]],
             env=environment,

@@ -16,15 +16,31 @@ class _Meeting:
     """Where the workers of one cluster hand over what they contribute."""
 
     def __init__(self, num_workers: int) -> None:
-        self.barrier = threading.Barrier(num_workers, timeout=30)
-        self.contributions: list[Any] = [None] * num_workers
+        self._changed = threading.Condition()
+        self._rounds: list[dict[int, Any]] = []
+        self._num_workers = num_workers
+        self._next_round = [0] * num_workers
+        self._failed = False
 
     def exchange(self, worker_index: int, contribution: Any) -> list[Any]:
-        self.contributions[worker_index] = contribution
-        self.barrier.wait()
-        gathered = list(self.contributions)
-        self.barrier.wait()
-        return gathered
+        with self._changed:
+            number = self._next_round[worker_index]
+            self._next_round[worker_index] += 1
+            if number == len(self._rounds):
+                self._rounds.append({})
+            gathered = self._rounds[number]
+            gathered[worker_index] = contribution
+            self._changed.notify_all()
+            self._changed.wait_for(
+                lambda: len(gathered) == self._num_workers or self._failed, timeout=30
+            )
+            assert len(gathered) == self._num_workers, "another worker failed or never came"
+            return [gathered[index] for index in range(self._num_workers)]
+
+    def fail(self) -> None:
+        with self._changed:
+            self._failed = True
+            self._changed.notify_all()
 
 
 class LoopbackCollectives:
@@ -59,7 +75,7 @@ def run_workers(num_workers: int, work: Callable[[LoopbackCollectives], Any]) ->
         try:
             return work(LoopbackCollectives(meeting, index, num_workers))
         except BaseException:
-            meeting.barrier.abort()
+            meeting.fail()
             raise
 
     with ThreadPoolExecutor(num_workers) as pool:

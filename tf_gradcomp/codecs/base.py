@@ -195,4 +195,3 @@ def check_range(owner: str, field: str, value: Any, low: Any, high: Any, low_ope
         raise ValueError(
             f"{owner}: {field} must be in {'(' if low_open else '['}{low}, {high}], got {value!r}"
         )
-

@@ -50,9 +50,7 @@ class Pipeline(base.Codec):
         residual = self.sparsifier.replace(coefficients, positions, error)
         return base.Encoded(tf.concat([positions, codes], axis=0), residual)
 
-    def decode_sum(
-        self, payloads: tf.Tensor, layout: base.Layout
-    ) -> tuple[tf.Tensor, tf.Tensor]:
+    def decode_sum(self, payloads: tf.Tensor, layout: base.Layout) -> tuple[tf.Tensor, tf.Tensor]:
         num_workers = payloads.shape[0]
         if self.sparsifier is None:
             values = self.quantizer.decode(payloads, layout.num_values)

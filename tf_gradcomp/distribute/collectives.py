@@ -51,4 +51,6 @@ class Collectives:
             lengths = self.all_gather(tf.constant([len(data)], tf.int32)).numpy()[:, 0]
             padded = list(data) + [0] * (int(lengths.max()) - len(data))
             rows = self.all_gather(tf.constant(padded, tf.int32)).numpy()
-        return [bytes(row[:length].tolist()).decode() for row, length in zip(rows, lengths)]
+        return [
+            bytes(row[:length].tolist()).decode() for row, length in zip(rows, lengths, strict=True)
+        ]

@@ -16,7 +16,6 @@ SUPPORTED_TENSORFLOW = "2.15 to 2.21"
 
 _TENSORFLOW_NAMES = {
     "tensorflow.python.distribute.collective_all_reduce_strategy": (
-        "CollectiveAllReduceStrategy",
         "CollectiveAllReduceExtended._call_for_each_replica",
         "CollectiveAllReduceExtended._initialize_strategy",
         "CollectiveAllReduceExtended._use_merge_call",
@@ -33,7 +32,7 @@ _TENSORFLOW_NAMES = {
         "CollectiveKeys.get_group_key",
     ),
     "tensorflow.python.distribute.distribute_utils": ("regroup",),
-    "tensorflow.python.distribute.values": ("DistributedValues", "Mirrored"),
+    "tensorflow.python.distribute.values": ("Mirrored",),
     "tensorflow.python.ops.resource_variable_ops": ("ResourceVariable",),
 }
 
@@ -65,27 +64,22 @@ def _check_tensorflow() -> None:
 
 _check_tensorflow()
 
-# pylint: disable=g-import-not-at-top, wrong-import-position
-from tensorflow.python.distribute import cross_device_ops, cross_device_utils  # noqa: E402
-from tensorflow.python.distribute import distribute_utils, values  # noqa: E402
-from tensorflow.python.distribute import collective_all_reduce_strategy as _strategy  # noqa: E402
+from tensorflow.python.distribute.collective_all_reduce_strategy import (  # noqa: E402
+    CollectiveAllReduceExtended,
+)
 from tensorflow.python.distribute.collective_util import Options  # noqa: E402
+from tensorflow.python.distribute.cross_device_ops import CollectiveAllReduce  # noqa: E402
+from tensorflow.python.distribute.cross_device_utils import (  # noqa: E402
+    CollectiveReplicaLauncher,
+)
+from tensorflow.python.distribute.distribute_utils import regroup  # noqa: E402
+from tensorflow.python.distribute.values import Mirrored  # noqa: E402
 from tensorflow.python.ops.resource_variable_ops import ResourceVariable  # noqa: E402
-
-CollectiveAllReduce = cross_device_ops.CollectiveAllReduce
-CollectiveAllReduceExtended = _strategy.CollectiveAllReduceExtended
-CollectiveAllReduceStrategy = _strategy.CollectiveAllReduceStrategy
-CollectiveReplicaLauncher = cross_device_utils.CollectiveReplicaLauncher
-DistributedValues = values.DistributedValues
-Mirrored = values.Mirrored
-regroup = distribute_utils.regroup
 
 __all__ = [
     "CollectiveAllReduce",
     "CollectiveAllReduceExtended",
-    "CollectiveAllReduceStrategy",
     "CollectiveReplicaLauncher",
-    "DistributedValues",
     "Mirrored",
     "Options",
     "ResourceVariable",

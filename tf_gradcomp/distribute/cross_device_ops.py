@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -57,24 +58,34 @@ class CompressedCollectiveAllReduce(compat.CollectiveAllReduce):
             collectives_lib.Collectives(self._worker_launcher, num_workers, worker_index, device),
         )
 
-    def _all_reduce(self, reduce_op, value, replica_id, options):
+    def _all_reduce(
+        self, reduce_op: Any, value: Any, replica_id: int, options: compat.Options
+    ) -> Any:
         variables = gradient_scope.marked_variables(options)
         if variables is None or self.reducer is None:
             return super()._all_reduce(reduce_op, value, replica_id, options)
         return tf.nest.pack_sequence_as(
-            value, self._reduce_gradients(reduce_op, tf.nest.flatten(value), variables, options)
+            value, self._reduce_gradients(reduce_op, tf.nest.flatten(value), variables)
         )
 
-    def _all_reduce_per_replica_values(self, reduce_op, per_replica_values, options):
+    def _all_reduce_per_replica_values(
+        self, reduce_op: Any, per_replica_values: Any, options: compat.Options
+    ) -> list[Any]:
         variables = gradient_scope.marked_variables(options)
         if variables is None or self.reducer is None or len(self._devices) == 1:
             return super()._all_reduce_per_replica_values(reduce_op, per_replica_values, options)
         with self._lock, tf.device(self._devices[0]):
             local_sums = [_sum_replicas(value.values) for value in per_replica_values]
-            reduced = self._reduce_gradients(reduce_op, local_sums, variables, options)
+            reduced = self._reduce_gradients(reduce_op, local_sums, variables)
         return [self._mirror(gradient) for gradient in reduced]
 
-    def _reduce_gradients(self, reduce_op, gradients, variables, options):
+    def _reduce_gradients(
+        self,
+        reduce_op: Any,
+        gradients: Sequence[gradient_scope.Gradient],
+        variables: Sequence[gradient_scope.MarkedVariable],
+    ) -> list[gradient_scope.Gradient]:
+        assert self.reducer is not None
         if len(gradients) != len(variables):
             raise ValueError(
                 f"{len(gradients)} gradients are reduced for {len(variables)} variables; "
@@ -101,7 +112,7 @@ class CompressedCollectiveAllReduce(compat.CollectiveAllReduce):
             results = [_scale(gradient, 1.0 / self._group_size) for gradient in results]
         return results
 
-    def _mirror(self, gradient):
+    def _mirror(self, gradient: gradient_scope.Gradient) -> Any:
         copies = []
         for device in self._devices:
             with tf.device(device):
@@ -109,7 +120,7 @@ class CompressedCollectiveAllReduce(compat.CollectiveAllReduce):
         return compat.regroup(copies, wrap_class=compat.Mirrored)
 
 
-def _sum_replicas(gradients):
+def _sum_replicas(gradients: Sequence[gradient_scope.Gradient]) -> gradient_scope.Gradient:
     """Adds up the local replicas' gradients, in replica order."""
     if any(isinstance(gradient, tf.IndexedSlices) for gradient in gradients):
         return tf.IndexedSlices(
@@ -120,7 +131,7 @@ def _sum_replicas(gradients):
     return tf.add_n(list(gradients))
 
 
-def _scale(gradient, factor):
+def _scale(gradient: gradient_scope.Gradient, factor: float) -> gradient_scope.Gradient:
     if isinstance(gradient, tf.IndexedSlices):
         return tf.IndexedSlices(gradient.values * factor, gradient.indices, gradient.dense_shape)
     return gradient * tf.cast(factor, gradient.dtype)

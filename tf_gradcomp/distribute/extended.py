@@ -21,6 +21,7 @@ class CompressedExtended(compat.CollectiveAllReduceExtended):
     """``CollectiveAllReduceExtended`` that holds a ``CompressedCollectiveAllReduce``."""
 
     compresses_gradients = True
+    _cross_device_ops: CompressedCollectiveAllReduce
 
     def __init__(
         self,
@@ -34,9 +35,9 @@ class CompressedExtended(compat.CollectiveAllReduceExtended):
             container_strategy, cluster_resolver, _strategy_options(communication_options)
         )
 
-    def _initialize_strategy(self, cluster_resolver, devices):
+    def _initialize_strategy(self, cluster_resolver: Any, devices: Any) -> None:
         super()._initialize_strategy(cluster_resolver, devices)
-        stock = self._cross_device_ops
+        stock: Any = self._cross_device_ops
         self._cross_device_ops = CompressedCollectiveAllReduce(
             self._policy,
             self._id_in_cluster,
@@ -64,12 +65,12 @@ class CompressedExtended(compat.CollectiveAllReduceExtended):
         """Exchanges the gradients; ``None`` with a single worker."""
         return self._cross_device_ops.reducer
 
-    def _call_for_each_replica(self, fn, args, kwargs):
+    def _call_for_each_replica(self, fn: Any, args: Any, kwargs: Any) -> Any:
         # A program may import a Keras after it has made the strategy.
         keras_adapters.ensure_installed()
         return super()._call_for_each_replica(fn, args, kwargs)
 
-    def _use_merge_call(self):
+    def _use_merge_call(self) -> bool:
         # With one device a worker, replicas need not meet in a cross-replica context to be
         # reduced. Not doing so lets gradients be reduced inside of a tf.cond, where merge_call
         # is not allowed and where Keras 3 puts the reduction when it accumulates gradients.

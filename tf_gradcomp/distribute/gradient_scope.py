@@ -9,13 +9,13 @@ options, which TensorFlow hands from ``ReplicaContext.all_reduce`` down to the c
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import tensorflow as tf
 
 from tf_gradcomp.distribute import compat
 
-Gradient = tf.Tensor | tf.IndexedSlices
+Gradient: TypeAlias = tf.Tensor | tf.IndexedSlices
 
 
 class MarkedVariable(NamedTuple):
@@ -98,7 +98,7 @@ def reduce_pairs(
     for index in present:
         variable = pairs[index][1]
         key = variable_key(variable)
-        own_name = getattr(variable, "path", None) or getattr(variable, "name", key)
+        own_name = str(getattr(variable, "path", None) or getattr(variable, "name", key))
         marked.append(MarkedVariable(key, names.get(key, own_name)))
     reduced = context.all_reduce(
         tf.distribute.ReduceOp.SUM,

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import tensorflow as tf
 
 from tf_gradcomp.distribute import compat
@@ -21,14 +23,21 @@ class ReplicaLauncher(compat.CollectiveReplicaLauncher):
     counts alike on all workers, as they run the same collectives in the same order.
     """
 
-    def __init__(self, group_key, group_size, collective_keys, device, options):
+    def __init__(
+        self,
+        group_key: int,
+        group_size: int,
+        collective_keys: Any,
+        device: str,
+        options: compat.Options,
+    ) -> None:
         super().__init__(group_key, group_size, collective_keys, device, options)
         with tf.device("CPU:0"):
             self._next_key = compat.local_variable(
                 lambda: tf.constant(_FIRST_KEY, tf.int32), "collective_key"
             )
 
-    def _next_instance_key(self):
+    def _next_instance_key(self) -> tf.Tensor:
         if not tf.inside_function():
             return super()._next_instance_key()
         with tf.device("CPU:0"):

@@ -8,6 +8,7 @@ in general Karimireddy et al., "Error Feedback Fixes SignSGD", ICML 2019 (arXiv 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeAlias
 
 import tensorflow as tf
 
@@ -30,7 +31,10 @@ class ErrorFeedback:
         return coefficients + self.residual
 
 
-def commit(finite: tf.Tensor, updates: Sequence[tuple[ErrorFeedback, tf.Tensor]]) -> None:
+Update: TypeAlias = tuple[ErrorFeedback, tf.Tensor]
+
+
+def commit(finite: tf.Tensor, updates: Sequence[Update]) -> None:
     """Stores new residuals, or none of them.
 
     Args:

@@ -115,9 +115,7 @@ def stall(seconds: str) -> None:
 
     @tf.function
     def step():
-        return strategy.run(
-            lambda: tfgc.all_reduce_gradients([(tf.ones((70, 80)), kernel)])[0][0]
-        )
+        return strategy.run(lambda: tfgc.all_reduce_gradients([(tf.ones((70, 80)), kernel)])[0][0])
 
     step()
     if strategy.extended.reducer.collectives.worker_index == 1:

@@ -134,7 +134,9 @@ def _residual_norms(strategy: tfgc.CompressedMultiWorkerMirroredStrategy) -> lis
     reducer = strategy.extended.reducer
     exchanges = [exchange for group in reducer._exchanges.values() for exchange in group]
     return [
-        float(tf.norm(exchange.feedback.residual)) for exchange in exchanges if exchange.feedback
+        float(tf.norm(exchange.feedback.residual))
+        for exchange in exchanges
+        if getattr(exchange, "feedback", None) is not None
     ]
 
 

@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+// What every CUDA file starts from: the runtime's types and how a kernel is launched.
+//
+// The same sources compile with g++ for an emulated device, which is how they are tested on machines
+// without a GPU: define GRADCOMP_CUDA_EMULATION. They therefore launch kernels through
+// GRADCOMP_LAUNCH, use one-dimensional grids and blocks, static shared memory, __syncthreads,
+// __ballot_sync with all lanes, and atomics on integers; nothing else of the execution model.
+
+#ifndef GRADCOMP_CUDA_CUDA_LAUNCH_H_
+#define GRADCOMP_CUDA_CUDA_LAUNCH_H_
+
+#include <cstdint>
+
+#if defined(GRADCOMP_CUDA_EMULATION)
+#include "tests/cuda/cuda_emulation.h"
+#else
+#include <cuda_runtime.h>
+// Starts kernel<<<blocks, threads>>>(arguments...) on `stream`. Errors: cudaGetLastError().
+#define GRADCOMP_LAUNCH(kernel, blocks, threads, stream, ...) \
+  kernel<<<static_cast<unsigned int>(blocks), threads, 0, stream>>>(__VA_ARGS__)
+#endif
+
+namespace gradcomp::cuda {
+
+// Items, values or words that one launcher takes at most, over all workers where there are several:
+// 32-bit counters then suffice everywhere, and a grid of one thread an item is not too large.
+constexpr int64_t kMaxSize = 0x7fffffff;
+
+// Threads of a block where a kernel has no reason for another number.
+constexpr int kThreads = 256;
+
+inline int64_t NumBlocks(int64_t size, int64_t per_block = kThreads) {
+  return (size + per_block - 1) / per_block;
+}
+
+}  // namespace gradcomp::cuda
+
+#endif  // GRADCOMP_CUDA_CUDA_LAUNCH_H_
