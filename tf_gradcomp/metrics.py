@@ -12,6 +12,7 @@ from pathlib import Path
 
 _SIOCGIFADDR = 0x8915  # ioctl(2) request: IPv4 address of an interface
 _LOOPBACK = "lo"
+_SENT_BYTES_COLUMN = 8  # of /proc/net/dev: eight columns about receiving come first
 
 
 class WireCounter:
@@ -44,8 +45,12 @@ class WireCounter:
     def _read(self) -> int:
         if self.interface is None:
             return 0
-        path = Path("/sys/class/net") / self.interface / "statistics" / "tx_bytes"
-        return int(path.read_text())
+        # Unlike /sys/class/net, this is always about the process' own network namespace.
+        for line in Path("/proc/net/dev").read_text(encoding="ascii").splitlines():
+            name, _, counters = line.partition(":")
+            if name.strip() == self.interface:
+                return int(counters.split()[_SENT_BYTES_COLUMN])
+        raise OSError(f"interface {self.interface} is gone")
 
 
 def _cluster_interface() -> tuple[str | None, int]:
