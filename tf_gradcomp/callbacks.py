@@ -51,6 +51,7 @@ class CompressionMonitor(tf.keras.callbacks.Callback):
         self._counted_steps = 0
         self._last_time: float | None = None
         self._last_batch = -1
+        self._sent: float | None = None
         self._counter.restart()
 
     def on_train_begin(self, logs: Any = None) -> None:
@@ -76,11 +77,15 @@ class CompressionMonitor(tf.keras.callbacks.Callback):
                 self._step_ms += [(now - self._last_time) * 1e3 / num_steps] * num_steps
         self._last_time = now
 
+    def on_test_begin(self, logs: Any = None) -> None:
+        # An epoch may end with a validation, which sends what is not training's.
+        self._sent = self._counter.bytes_sent()
+
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         plans = getattr(self.model.distribute_strategy, "plans", ())
         dense_bytes = sum(plan.dense_bytes for plan in plans)
         payload_bytes = sum(plan.payload_bytes for plan in plans)
-        sent = self._counter.bytes_sent()
+        sent = self._counter.bytes_sent() if self._sent is None else self._sent
         figures: dict[str, float | None] = {
             "dense_bytes": dense_bytes,
             "payload_bytes": payload_bytes,

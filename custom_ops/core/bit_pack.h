@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Streams of N-bit codes in 32-bit words, N = 6..12, as FORMAT.md lays them out: code i occupies the
-// stream bits i*N .. i*N + N-1, and stream bit b is bit b mod 32 of word b div 32.
+// Streams of N-bit codes in 32-bit words, N = 6..12, as FORMAT.md lays them out: code i occupies
+// the stream bits i*N .. i*N + N-1, and stream bit b is bit b mod 32 of word b div 32.
 //
 // 32 codes fill exactly N words, so a group of 32 codes starts on a word and can be read or written
 // on its own. Worked example, N = 6, codes 1, 2, 3, 0, 0, 5, ...:
@@ -61,26 +61,40 @@ GRADCOMP_ALWAYS_INLINE void UnpackGroups(const uint32_t* words, int64_t groups, 
 GRADCOMP_ALWAYS_INLINE void PackGroups(int num_bits, const uint32_t* codes, int64_t groups,
                                        uint32_t* words) {
   switch (num_bits) {
-    case 6: return PackGroups<6>(codes, groups, words);
-    case 7: return PackGroups<7>(codes, groups, words);
-    case 8: return PackGroups<8>(codes, groups, words);
-    case 9: return PackGroups<9>(codes, groups, words);
-    case 10: return PackGroups<10>(codes, groups, words);
-    case 11: return PackGroups<11>(codes, groups, words);
-    case 12: return PackGroups<12>(codes, groups, words);
+    case 6:
+      return PackGroups<6>(codes, groups, words);
+    case 7:
+      return PackGroups<7>(codes, groups, words);
+    case 8:
+      return PackGroups<8>(codes, groups, words);
+    case 9:
+      return PackGroups<9>(codes, groups, words);
+    case 10:
+      return PackGroups<10>(codes, groups, words);
+    case 11:
+      return PackGroups<11>(codes, groups, words);
+    case 12:
+      return PackGroups<12>(codes, groups, words);
   }
 }
 
 GRADCOMP_ALWAYS_INLINE void UnpackGroups(int num_bits, const uint32_t* words, int64_t groups,
                                          uint32_t* codes) {
   switch (num_bits) {
-    case 6: return UnpackGroups<6>(words, groups, codes);
-    case 7: return UnpackGroups<7>(words, groups, codes);
-    case 8: return UnpackGroups<8>(words, groups, codes);
-    case 9: return UnpackGroups<9>(words, groups, codes);
-    case 10: return UnpackGroups<10>(words, groups, codes);
-    case 11: return UnpackGroups<11>(words, groups, codes);
-    case 12: return UnpackGroups<12>(words, groups, codes);
+    case 6:
+      return UnpackGroups<6>(words, groups, codes);
+    case 7:
+      return UnpackGroups<7>(words, groups, codes);
+    case 8:
+      return UnpackGroups<8>(words, groups, codes);
+    case 9:
+      return UnpackGroups<9>(words, groups, codes);
+    case 10:
+      return UnpackGroups<10>(words, groups, codes);
+    case 11:
+      return UnpackGroups<11>(words, groups, codes);
+    case 12:
+      return UnpackGroups<12>(words, groups, codes);
   }
 }
 

@@ -19,8 +19,7 @@ using ShardFn = std::function<void(int64_t begin, int64_t end)>;
 
 // Calls `fn` on disjoint ranges that together cover 0..total-1 and returns when all are done.
 // `cost_per_unit` is a rough number of CPU cycles for one unit, a hint for the size of a range.
-using ParallelFor =
-    std::function<void(int64_t total, int64_t cost_per_unit, const ShardFn& fn)>;
+using ParallelFor = std::function<void(int64_t total, int64_t cost_per_unit, const ShardFn& fn)>;
 
 // Everything on the calling thread.
 inline void SerialFor(int64_t total, int64_t /*cost_per_unit*/, const ShardFn& fn) {

@@ -177,8 +177,8 @@ void GatherAll(const uint64_t* selected, const float* values, int64_t n, int64_t
         GatherChunk<kComponents, true>(chunk_masks, masks, values, chunk * kChunkItems, chunk_kept,
                                        indices + offsets[chunk] * 2);
       } else {
-        GatherChunk<kComponents, false>(chunk_masks, masks, values, chunk * kChunkItems,
-                                        chunk_kept, nullptr);
+        GatherChunk<kComponents, false>(chunk_masks, masks, values, chunk * kChunkItems, chunk_kept,
+                                        nullptr);
         std::memcpy(bytes + first_mask * 8, chunk_masks,
                     std::min(masks * 8, bitmap_bytes - first_mask * 8));
       }
@@ -214,9 +214,8 @@ Status BitmapOffsets(const uint32_t* positions, int64_t num_workers, int64_t num
 
 // Calls `move(kept item, dense item)` for every kept item of one chunk of a checked bitmap.
 template <int kComponents, typename Move>
-GRADCOMP_ALWAYS_INLINE void ForBitmapChunk(const uint32_t* bitmap, int64_t num_words,
-                                           int64_t chunk, const float* kept, float* dense,
-                                           const Move& move) {
+GRADCOMP_ALWAYS_INLINE void ForBitmapChunk(const uint32_t* bitmap, int64_t num_words, int64_t chunk,
+                                           const float* kept, float* dense, const Move& move) {
   const int64_t first = chunk * kChunkMasks;
   const int64_t last = std::min(first + kChunkMasks, (num_words + 1) / 2);
   for (int64_t m = first; m < last; ++m) {
@@ -320,10 +319,9 @@ Status SumLocals(const uint32_t* positions, const float* kept, int64_t num_worke
       std::fill_n(sum + first * kComponents, std::min(kSegmentItems, n - first) * kComponents,
                   0.0f);
       for (int64_t worker = 0; worker < num_workers; ++worker) {
-        if (!ForLocalSegment<kComponents>(positions + worker * num_words,
-                                          offsets.data() + worker * segments, n, segment,
-                                          kept + worker * k * kComponents, sum,
-                                          AddItem<kComponents>)) {
+        if (!ForLocalSegment<kComponents>(
+                positions + worker * num_words, offsets.data() + worker * segments, n, segment,
+                kept + worker * k * kComponents, sum, AddItem<kComponents>)) {
           bad.Report(worker);
         }
       }
@@ -389,8 +387,7 @@ Status PositionsGather(const uint64_t* selected, const float* values, int64_t n,
   if (PositionsUseLocal(n, k)) {
     const int64_t segments = PositionsNumSegments(n);
     for (int64_t segment = 0; segment < segments; ++segment) {
-      const int64_t end =
-          segment + 1 < segments ? offsets[(segment + 1) * kSegmentChunks] : k;
+      const int64_t end = segment + 1 < segments ? offsets[(segment + 1) * kSegmentChunks] : k;
       positions[segment] = static_cast<uint32_t>(end - offsets[segment * kSegmentChunks]);
     }
     positions[PositionsNumWords(n, k) - 1] = 0;  // the padding, if k is odd
@@ -421,8 +418,7 @@ Status PositionsSum(const uint32_t* positions, const float* kept, int64_t num_wo
 }
 
 Status PositionsReplace(const uint32_t* positions, const float* kept, int64_t num_words, int64_t n,
-                        int components, int64_t k, const ParallelFor& parallel_for,
-                        float* values) {
+                        int components, int64_t k, const ParallelFor& parallel_for, float* values) {
   Status status = ValidateSizes(num_words, n, components, k);
   if (!status.ok()) return status;
   if (PositionsUseLocal(n, k)) {
@@ -430,9 +426,8 @@ Status PositionsReplace(const uint32_t* positions, const float* kept, int64_t nu
                ? ReplaceLocal<1>(positions, kept, num_words, n, k, parallel_for, values)
                : ReplaceLocal<2>(positions, kept, num_words, n, k, parallel_for, values);
   }
-  return components == 1
-             ? ReplaceBitmap<1>(positions, kept, num_words, n, k, parallel_for, values)
-             : ReplaceBitmap<2>(positions, kept, num_words, n, k, parallel_for, values);
+  return components == 1 ? ReplaceBitmap<1>(positions, kept, num_words, n, k, parallel_for, values)
+                         : ReplaceBitmap<2>(positions, kept, num_words, n, k, parallel_for, values);
 }
 
 }  // namespace gradcomp

@@ -24,8 +24,8 @@ constexpr uint32_t kNonFiniteFlag = 0x80000000u;
 
 // What the bounds and the flag of a block follow from. Order does not matter to it.
 struct Extremes {
-  int32_t largest = 0;            // largest pattern as a signed number: of the positive values
-  uint32_t most_negative = 0;     // largest pattern as an unsigned number: of the negative values
+  int32_t largest = 0;         // largest pattern as a signed number: of the positive values
+  uint32_t most_negative = 0;  // largest pattern as an unsigned number: of the negative values
 
   void Merge(const Extremes& other) {
     largest = std::max(largest, other.largest);
@@ -188,8 +188,7 @@ Status RangeFloatEncode(const float* values, int64_t count, const ValueRange* ra
   if (range != nullptr && !(std::isfinite(range->lo) && std::isfinite(range->hi) &&
                             range->lo <= 0.0f && range->hi >= 0.0f)) {
     return Status::InvalidArgument("range must be finite with lo <= 0 <= hi, got lo " +
-                                   std::to_string(range->lo) + ", hi " +
-                                   std::to_string(range->hi));
+                                   std::to_string(range->lo) + ", hi " + std::to_string(range->hi));
   }
   const Extremes extremes = ParallelExtremes(values, count, parallel_for);
   const int64_t num_words = RangeFloatNumWords(count, params);
@@ -246,8 +245,8 @@ Status RangeFloatDecode(const uint32_t* words, int64_t num_workers, int64_t word
         std::fill_n(out, size, FloatOf(kNanBits));
         continue;
       }
-      const RangeFloatTable table = MakeRangeFloatTable(
-          FloatOf(block[0]), FloatOf(block[1]), params.num_bits, params.mantissa_bits);
+      const RangeFloatTable table = MakeRangeFloatTable(FloatOf(block[0]), FloatOf(block[1]),
+                                                        params.num_bits, params.mantissa_bits);
       DecodeRun(block + kRangeFloatHeaderWords + PackedWords(first, params.num_bits), size, table,
                 params.num_bits, out);
     }

@@ -23,8 +23,8 @@ struct RangeFloatTable {
 };
 
 // u(x) for the pattern of abs(x), which is finite.
-GRADCOMP_HOST_DEVICE int32_t RangeFloatLattice(int32_t magnitude, int32_t shift,
-                                               int32_t half_step, int32_t lattice_max) {
+GRADCOMP_HOST_DEVICE int32_t RangeFloatLattice(int32_t magnitude, int32_t shift, int32_t half_step,
+                                               int32_t lattice_max) {
   const int32_t index = (magnitude + half_step) >> shift;
   return index < lattice_max ? index : lattice_max;
 }
@@ -44,10 +44,10 @@ GRADCOMP_HOST_DEVICE RangeFloatTable MakeRangeFloatTable(float lo, float hi, int
   table.shift = 23 - mantissa_bits;
   table.half_step = 1 << (table.shift - 1);
   table.lattice_max = 0x7f7fffff >> table.shift;
-  const int32_t upper = RangeFloatLattice(static_cast<int32_t>(BitsOf(hi) & ~kSignBit),
-                                          table.shift, table.half_step, table.lattice_max);
-  const int32_t lower = RangeFloatLattice(static_cast<int32_t>(BitsOf(lo) & ~kSignBit),
-                                          table.shift, table.half_step, table.lattice_max);
+  const int32_t upper = RangeFloatLattice(static_cast<int32_t>(BitsOf(hi) & ~kSignBit), table.shift,
+                                          table.half_step, table.lattice_max);
+  const int32_t lower = RangeFloatLattice(static_cast<int32_t>(BitsOf(lo) & ~kSignBit), table.shift,
+                                          table.half_step, table.lattice_max);
   const int32_t codes = (1 << num_bits) - 1;
   const int32_t larger = upper > lower ? upper : lower;
   const int32_t smaller = upper > lower ? lower : upper;
@@ -89,7 +89,8 @@ GRADCOMP_HOST_DEVICE RangeFloatCode RangeFloatEncodeOne(uint32_t bits,
   return result;
 }
 
-// The pattern of the float that `code` (0 .. 2^N - 1) decodes to; NaN if the table has no such code.
+// The pattern of the float that `code` (0 .. 2^N - 1) decodes to; NaN if the table has no such
+// code.
 GRADCOMP_HOST_DEVICE uint32_t RangeFloatDecodeOne(int32_t code, const RangeFloatTable& table) {
   const bool is_negative = code > table.positive;
   const int32_t step = is_negative ? code - table.positive : code;

@@ -132,6 +132,10 @@ Bracket SampleBracket(const Items& items, int64_t k, const ParallelFor& parallel
   Bracket bracket = {0, kMaxKey};
   if (upper >= 1) bracket.hi = SelectLargest(sample.data(), kTopKSampleSize, upper);
   if (lower <= kTopKSampleSize) bracket.lo = SelectLargest(sample.data(), kTopKSampleSize, lower);
+  // A key that very many items share (zero, as a rule) can only be a bound, not lie between: leave
+  // the bounds out, lest all those items become candidates.
+  if (bracket.hi > bracket.lo) --bracket.hi;
+  if (bracket.hi > bracket.lo) ++bracket.lo;
   return bracket;
 }
 
@@ -157,8 +161,8 @@ struct Counts {
 
 // Compares 64 * num_masks keys with a bracket: one bit a key, and how many bits are set.
 GRADCOMP_MULTIVERSION
-void CompareKeys(const uint32_t* keys, int64_t num_masks, uint32_t lo, uint32_t hi,
-                 uint64_t* above, uint64_t* inside, Counts* counts) {
+void CompareKeys(const uint32_t* keys, int64_t num_masks, uint32_t lo, uint32_t hi, uint64_t* above,
+                 uint64_t* inside, Counts* counts) {
   int64_t num_above = 0, num_inside = 0;
   for (int64_t m = 0; m < num_masks; ++m, keys += 64) {
     uint8_t is_above[64], is_inside[64];
@@ -217,26 +221,28 @@ void ScanChunk(const Items& items, int64_t chunk, const Bracket& bracket, Select
   selection->chunks[chunk] = counts;
 }
 
-// Scans until the bracket holds the k-th largest key, which takes two passes at most. Returns the
-// number of keys above the bracket.
+// Scans until the bracket holds the k-th largest key, in three passes at most: after a miss, the
+// one key next to the bracket is tried, then all keys beyond that. Returns the number of keys above
+// the bracket.
 int64_t ScanUntilBracketed(const Items& items, int64_t k, const ParallelFor& parallel_for,
                            Bracket* bracket, Selection* selection) {
-  while (true) {
-    RunShards(parallel_for, selection->num_chunks(), kScanCycles,
-              [&](int64_t begin, int64_t end) {
-                for (int64_t chunk = begin; chunk < end; ++chunk) {
-                  ScanChunk(items, chunk, *bracket, selection);
-                }
-              });
+  for (int pass = 1;; ++pass) {
+    RunShards(parallel_for, selection->num_chunks(), kScanCycles, [&](int64_t begin, int64_t end) {
+      for (int64_t chunk = begin; chunk < end; ++chunk) {
+        ScanChunk(items, chunk, *bracket, selection);
+      }
+    });
     int64_t above = 0, inside = 0;
     for (const Counts& counts : selection->chunks) {
       above += counts.above;
       inside += counts.inside;
     }
     if (above >= k) {
-      *bracket = {bracket->hi + 1, kMaxKey};
+      const uint32_t next = bracket->hi + 1;
+      *bracket = {next, pass == 1 ? next : kMaxKey};
     } else if (above + inside < k) {
-      *bracket = {0, bracket->lo - 1};
+      const uint32_t next = bracket->lo - 1;
+      *bracket = {pass == 1 ? next : 0, next};
     } else {
       return above;
     }

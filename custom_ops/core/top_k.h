@@ -4,7 +4,7 @@
 //
 // The k-th largest key is bracketed from a sample. One pass over the items then marks those above
 // the bracket and collects the few keys inside it, from which the k-th follows exactly. A bracket
-// that misses costs a second pass, never a wrong result.
+// that misses costs up to two more passes, never a wrong result.
 
 #ifndef GRADCOMP_CORE_TOP_K_H_
 #define GRADCOMP_CORE_TOP_K_H_

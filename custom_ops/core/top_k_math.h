@@ -40,8 +40,8 @@ GRADCOMP_HOST_DEVICE double BinWeight(int64_t bin, int64_t row_length) {
 // Keys looked at to bracket the k-th one. More would narrow the bracket by their square root only.
 constexpr int64_t kTopKSampleSize = 16384;
 
-// The item sampled from stratum `i` of kTopKSampleSize equal ones: at a scrambled but fixed place in
-// it, so that no period in the data meets a period of the sample. n >= kTopKSampleSize.
+// The item sampled from stratum `i` of kTopKSampleSize equal ones: at a scrambled but fixed place
+// in it, so that no period in the data meets a period of the sample. n >= kTopKSampleSize.
 GRADCOMP_HOST_DEVICE int64_t TopKSampleItem(int64_t i, int64_t n) {
   const int64_t stratum = n / kTopKSampleSize;
   const int64_t start = i * stratum + i * (n % kTopKSampleSize) / kTopKSampleSize;

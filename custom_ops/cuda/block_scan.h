@@ -22,7 +22,7 @@ static __device__ __forceinline__ int64_t GlobalThreads() {
 
 // The sum of `value` over the threads of the block before this one; in `*total` over all of them.
 // To be called by all threads of a block whose size is a multiple of 32. Sums wrap at 2^32.
-static __device__ uint32_t BlockExclusiveSum(uint32_t value, uint32_t* total) {
+static __device__ __forceinline__ uint32_t BlockExclusiveSum(uint32_t value, uint32_t* total) {
   __shared__ uint32_t values[kMaxThreads];
   __shared__ uint32_t warp_sums[kMaxThreads / kWarp];
   const int thread = static_cast<int>(threadIdx.x);
@@ -49,7 +49,8 @@ static __device__ uint32_t BlockExclusiveSum(uint32_t value, uint32_t* total) {
 
 // offsets[i] = counts[0] + ... + counts[i-1] for i = 0..size, so that offsets[size] is the total.
 // `offsets` may be `counts`, with room for one more. By all threads of a block of a multiple of 32.
-static __device__ void BlockOffsets(const uint32_t* counts, int64_t size, uint32_t* offsets) {
+static __device__ __forceinline__ void BlockOffsets(const uint32_t* counts, int64_t size,
+                                                    uint32_t* offsets) {
   const int64_t run = (size + blockDim.x - 1) / blockDim.x;
   const int64_t begin = run * threadIdx.x < size ? run * threadIdx.x : size;
   const int64_t end = begin + run < size ? begin + run : size;

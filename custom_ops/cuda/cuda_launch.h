@@ -22,8 +22,8 @@
 
 namespace gradcomp::cuda {
 
-// Items, values or words that one launcher takes at most, over all workers where there are several:
-// 32-bit counters then suffice everywhere, and a grid of one thread an item is not too large.
+// Items or values that a launcher takes at most, per worker, and blocks of a grid: 32-bit counters
+// then suffice everywhere.
 constexpr int64_t kMaxSize = 0x7fffffff;
 
 // Threads of a block where a kernel has no reason for another number.

@@ -237,9 +237,8 @@ __global__ void ReplaceLocalKernel(Blocks blocks, const float* kept, float* valu
 // ---- Launching ---------------------------------------------------------------------------------
 
 bool SizesAreValid(int64_t num_workers, int64_t n, int components, int64_t k) {
-  const int64_t workers = num_workers > 1 ? num_workers : 1;
-  return (components == 1 || components == 2) && num_workers >= 0 && 0 <= k && k <= n &&
-         n <= kMaxSize / workers;
+  return (components == 1 || components == 2) && 0 <= k && k <= n && n <= kMaxSize &&
+         0 <= num_workers && num_workers <= kMaxSize / (NumTiles(n) + 1);
 }
 
 // Counts of tiles or segments that the workspace has room for: one row per worker.
@@ -308,7 +307,7 @@ void LaunchReplace(const Blocks& blocks, const float* d_kept, cudaStream_t strea
 cudaError_t LaunchBitmapOffsets(const uint32_t* d_bitmaps, int64_t num_bitmaps,
                                 int64_t words_per_bitmap, int64_t n, cudaStream_t stream,
                                 uint32_t* d_offsets) {
-  if (num_bitmaps < 0 || n < 0 || (num_bitmaps > 0 && n > kMaxSize / num_bitmaps)) {
+  if (n < 0 || n > kMaxSize || num_bitmaps < 0 || num_bitmaps > kMaxSize / (NumTiles(n) + 1)) {
     return cudaErrorInvalidValue;
   }
   if (num_bitmaps == 0) return cudaSuccess;

@@ -35,7 +35,7 @@ inline int64_t NumTiles(int64_t n) { return (n + kTileItems - 1) / kTileItems; }
 //   d_bitmaps  [num_bitmaps, words_per_bitmap], of which the first ceil(n / 32) words are read.
 //   d_offsets  [num_bitmaps, NumTiles(n) + 1]
 //
-// Limits: 0 <= num_bitmaps * n <= kMaxSize.
+// Limits: 0 <= n <= kMaxSize, 0 <= num_bitmaps * (NumTiles(n) + 1) <= kMaxSize.
 cudaError_t LaunchBitmapOffsets(const uint32_t* d_bitmaps, int64_t num_bitmaps,
                                 int64_t words_per_bitmap, int64_t n, cudaStream_t stream,
                                 uint32_t* d_offsets);
@@ -62,7 +62,7 @@ cudaError_t LaunchPositionsGather(const uint32_t* d_selected, const float* d_val
 //   d_kept       [num_workers, k, components]
 //   d_sum        [n, components], every float is written.
 //
-// Limits: 0 <= k <= n, components 1 or 2, 0 <= num_workers, max(1, num_workers) * n <= kMaxSize.
+// Limits: 0 <= k <= n <= kMaxSize, components 1 or 2, 0 <= num_workers * (NumTiles(n) + 1) <= kMaxSize.
 size_t PositionsSumWorkspaceBytes(int64_t num_workers, int64_t n, int64_t k);
 cudaError_t LaunchPositionsSum(const uint32_t* d_positions, const float* d_kept,
                                int64_t num_workers, int64_t n, int components, int64_t k,

@@ -50,9 +50,7 @@ inline uint32_t* MutableWordsOf(::tensorflow::Tensor* tensor) {
 inline const float* FloatsOf(const ::tensorflow::Tensor& tensor) {
   return tensor.flat<float>().data();
 }
-inline float* MutableFloatsOf(::tensorflow::Tensor* tensor) {
-  return tensor->flat<float>().data();
-}
+inline float* MutableFloatsOf(::tensorflow::Tensor* tensor) { return tensor->flat<float>().data(); }
 
 // Checks that `tensor` has `leading` dimensions, for real items, or one more of size 2, for complex
 // ones; `*components` says which.
@@ -66,8 +64,7 @@ inline absl::Status ItemComponents(const ::tensorflow::Tensor& tensor, const cha
   } else {
     return absl::InvalidArgumentError(
         std::string(name) + " must have " + std::to_string(leading) +
-        " dimension(s), or one more of size 2 for complex items; got shape " +
-        shape.DebugString());
+        " dimension(s), or one more of size 2 for complex items; got shape " + shape.DebugString());
   }
   return absl::OkStatus();
 }

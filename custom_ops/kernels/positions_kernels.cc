@@ -35,18 +35,17 @@ class PositionsSumOp : public OpKernel {
     const int64_t k = kept.dim_size(1);
     // Also keeps a wrong size from asking for absurd amounts of memory.
     OP_REQUIRES(context, n >= k && positions.dim_size(1) == PositionsNumWords(n, k),
-                absl::InvalidArgumentError(
-                    "positions of shape " + positions.shape().DebugString() +
-                    " cannot hold positions blocks of " + std::to_string(k) + " of " +
-                    std::to_string(n) + " items"));
+                absl::InvalidArgumentError("positions of shape " + positions.shape().DebugString() +
+                                           " cannot hold positions blocks of " + std::to_string(k) +
+                                           " of " + std::to_string(n) + " items"));
     TensorShape sum_shape({n});
     if (components == 2) sum_shape.AddDim(2);
     Tensor* sum = nullptr;
     OP_REQUIRES_OK(context, context->allocate_output(0, sum_shape, &sum));
-    OP_REQUIRES_OK(context, ToTensorFlowStatus(PositionsSum(
-                                WordsOf(positions), FloatsOf(kept), num_workers,
-                                positions.dim_size(1), n, components, k,
-                                IntraOpParallelFor(context), MutableFloatsOf(sum))));
+    OP_REQUIRES_OK(context,
+                   ToTensorFlowStatus(PositionsSum(
+                       WordsOf(positions), FloatsOf(kept), num_workers, positions.dim_size(1), n,
+                       components, k, IntraOpParallelFor(context), MutableFloatsOf(sum))));
   }
 };
 
@@ -68,8 +67,8 @@ class PositionsReplaceOp : public OpKernel {
                     values.shape().DebugString() + " and " + kept.shape().DebugString()));
     const int64_t n = values.dim_size(0);
     Tensor* replaced = nullptr;
-    OP_REQUIRES_OK(context, context->forward_input_or_allocate_output({0}, 0, values.shape(),
-                                                                      &replaced));
+    OP_REQUIRES_OK(context,
+                   context->forward_input_or_allocate_output({0}, 0, values.shape(), &replaced));
     const float* const from = FloatsOf(values);
     float* const to = MutableFloatsOf(replaced);
     const ParallelFor parallel_for = IntraOpParallelFor(context);

@@ -32,8 +32,7 @@ class RangeFloatEncodeOp : public RangeFloatOp {
   void Compute(OpKernelContext* context) override {
     const Tensor& values = context->input(0);
     const Tensor& range = context->input(1);
-    OP_REQUIRES(context,
-                range.dims() == 1 && (range.dim_size(0) == 0 || range.dim_size(0) == 2),
+    OP_REQUIRES(context, range.dims() == 1 && (range.dim_size(0) == 0 || range.dim_size(0) == 2),
                 absl::InvalidArgumentError("range must have shape [0] or [2], got " +
                                            range.shape().DebugString()));
     const bool has_range = range.dim_size(0) == 2;
@@ -41,15 +40,14 @@ class RangeFloatEncodeOp : public RangeFloatOp {
     if (has_range) bounds = {FloatsOf(range)[0], FloatsOf(range)[1]};
     const int64_t count = values.NumElements();
     Tensor* words = nullptr;
-    OP_REQUIRES_OK(context,
-                   context->allocate_output(
-                       0, TensorShape({RangeFloatNumWords(count, params_)}), &words));
+    OP_REQUIRES_OK(context, context->allocate_output(
+                                0, TensorShape({RangeFloatNumWords(count, params_)}), &words));
     Tensor* error = nullptr;
     OP_REQUIRES_OK(context, context->allocate_output(1, values.shape(), &error));
-    OP_REQUIRES_OK(context, ToTensorFlowStatus(RangeFloatEncode(
-                                FloatsOf(values), count, has_range ? &bounds : nullptr, params_,
-                                IntraOpParallelFor(context), MutableWordsOf(words),
-                                MutableFloatsOf(error))));
+    OP_REQUIRES_OK(
+        context, ToTensorFlowStatus(RangeFloatEncode(
+                     FloatsOf(values), count, has_range ? &bounds : nullptr, params_,
+                     IntraOpParallelFor(context), MutableWordsOf(words), MutableFloatsOf(error))));
   }
 };
 
@@ -64,15 +62,14 @@ class RangeFloatDecodeOp : public RangeFloatOp {
     OP_REQUIRES_OK(context, CheckRank(count_input, "count", 0));
     const int64_t count = count_input.scalar<int64_t>()();
     // Also keeps a wrong count from asking for absurd amounts of memory.
-    OP_REQUIRES(context,
-                count >= 0 && words.dim_size(1) == RangeFloatNumWords(count, params_),
-                absl::InvalidArgumentError("words of shape " + words.shape().DebugString() +
-                                           " cannot hold range float blocks of " +
-                                           std::to_string(count) + " values of " +
-                                           std::to_string(params_.num_bits) + " bits"));
+    OP_REQUIRES(
+        context, count >= 0 && words.dim_size(1) == RangeFloatNumWords(count, params_),
+        absl::InvalidArgumentError("words of shape " + words.shape().DebugString() +
+                                   " cannot hold range float blocks of " + std::to_string(count) +
+                                   " values of " + std::to_string(params_.num_bits) + " bits"));
     Tensor* values = nullptr;
-    OP_REQUIRES_OK(context, context->allocate_output(
-                                0, TensorShape({words.dim_size(0), count}), &values));
+    OP_REQUIRES_OK(context,
+                   context->allocate_output(0, TensorShape({words.dim_size(0), count}), &values));
     OP_REQUIRES_OK(context, ToTensorFlowStatus(RangeFloatDecode(
                                 WordsOf(words), words.dim_size(0), words.dim_size(1), count,
                                 params_, IntraOpParallelFor(context), MutableFloatsOf(values))));

@@ -31,24 +31,23 @@ class TopKSelectOp : public OpKernel {
                 absl::InvalidArgumentError("count must be in 1.." + std::to_string(n) +
                                            " (the number of items), got " + std::to_string(k)));
     Tensor* positions = nullptr;
-    OP_REQUIRES_OK(context, context->allocate_output(0, TensorShape({PositionsNumWords(n, k)}),
-                                                     &positions));
+    OP_REQUIRES_OK(context,
+                   context->allocate_output(0, TensorShape({PositionsNumWords(n, k)}), &positions));
     TensorShape kept_shape = values.shape();
     kept_shape.set_dim(0, k);
     Tensor* kept = nullptr;
     OP_REQUIRES_OK(context, context->allocate_output(1, kept_shape, &kept));
-    OP_REQUIRES_OK(context, ToTensorFlowStatus(TopKSelect(
-                                FloatsOf(values), n, components, row_length_, k,
-                                IntraOpParallelFor(context), MutableWordsOf(positions),
-                                MutableFloatsOf(kept))));
+    OP_REQUIRES_OK(
+        context, ToTensorFlowStatus(TopKSelect(FloatsOf(values), n, components, row_length_, k,
+                                               IntraOpParallelFor(context),
+                                               MutableWordsOf(positions), MutableFloatsOf(kept))));
   }
 
  private:
   int64_t row_length_;
 };
 
-REGISTER_KERNEL_BUILDER(Name("Gradcomp>TopKSelect").Device(::tensorflow::DEVICE_CPU),
-                        TopKSelectOp);
+REGISTER_KERNEL_BUILDER(Name("Gradcomp>TopKSelect").Device(::tensorflow::DEVICE_CPU), TopKSelectOp);
 
 }  // namespace
 }  // namespace gradcomp

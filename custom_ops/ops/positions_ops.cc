@@ -44,8 +44,7 @@ absl::Status PositionsReplaceShape(InferenceContext* c) {
   TF_RETURN_IF_ERROR(ItemsShape(c, c->input(2), 1, &kept));
   if (c->RankKnown(values) && c->RankKnown(kept)) {
     TF_RETURN_IF_ERROR(c->WithRank(kept, c->Rank(values), &kept));
-    TF_RETURN_IF_ERROR(
-        CheckNumWords(c, c->Dim(positions, 0), c->Dim(values, 0), c->Dim(kept, 0)));
+    TF_RETURN_IF_ERROR(CheckNumWords(c, c->Dim(positions, 0), c->Dim(values, 0), c->Dim(kept, 0)));
   }
   c->set_output(0, values);
   return absl::OkStatus();

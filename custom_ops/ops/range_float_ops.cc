@@ -21,9 +21,9 @@ absl::Status RangeFloatEncodeShape(InferenceContext* c) {
   ShapeHandle unused;
   TF_RETURN_IF_ERROR(c->WithRank(c->input(1), 1, &unused));
   const DimensionHandle count = c->NumElements(c->input(0));
-  c->set_output(0, c->Vector(c->ValueKnown(count)
-                                 ? c->MakeDim(RangeFloatNumWords(c->Value(count), params))
-                                 : c->UnknownDim()));
+  c->set_output(
+      0, c->Vector(c->ValueKnown(count) ? c->MakeDim(RangeFloatNumWords(c->Value(count), params))
+                                        : c->UnknownDim()));
   c->set_output(1, c->input(0));
   return absl::OkStatus();
 }
@@ -38,8 +38,8 @@ absl::Status RangeFloatDecodeShape(InferenceContext* c) {
   TF_RETURN_IF_ERROR(c->MakeDimForScalarInput(1, &count));
   if (c->ValueKnown(count)) {
     DimensionHandle num_words;
-    TF_RETURN_IF_ERROR(c->WithValue(c->Dim(words, 1),
-                                    RangeFloatNumWords(c->Value(count), params), &num_words));
+    TF_RETURN_IF_ERROR(
+        c->WithValue(c->Dim(words, 1), RangeFloatNumWords(c->Value(count), params), &num_words));
   }
   c->set_output(0, c->Matrix(c->Dim(words, 0), count));
   return absl::OkStatus();
@@ -59,7 +59,8 @@ Quantizes floats to N bits with binary32's spacing inside the range of the value
 values: v floats, any shape.
 range: `[0]` to take the bounds from the values, or `[2]`: lo <= 0 <= hi, finite; values outside
   saturate.
-words: `[3 + ceil(v * N / 32)]` the range float block of the wire format (custom_ops/core/FORMAT.md).
+words: `[3 + ceil(v * N / 32)]` the range float block of the wire format
+  (custom_ops/core/FORMAT.md).
 error: like `values`: values minus what they decode to. 0 everywhere if any value is Inf or NaN,
   because then all decode to NaN.
 num_bits: N, bits of a code, 6..12.

@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Bit packing against FORMAT.md's sentence, one bit at a time.
 
-#include "custom_ops/core/bit_pack.h"
-
 #include <random>
 #include <vector>
 
+#include "custom_ops/core/bit_pack.h"
 #include "tests/core/check.h"
 #include "tests/core/hostile_threads.h"
 

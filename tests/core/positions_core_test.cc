@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Positions blocks against FORMAT.md, item by item, and corrupt ones.
 
-#include "custom_ops/core/positions.h"
-
 #include <cstring>
 #include <random>
 #include <string>
 #include <vector>
 
+#include "custom_ops/core/positions.h"
 #include "tests/core/check.h"
 #include "tests/core/hostile_threads.h"
 #include "tests/core/positions_oracle.h"
@@ -43,8 +42,8 @@ void TestBlock(int64_t n, int64_t k, int components, std::mt19937* random) {
   CurrentCase() = "n " + std::to_string(n) + " k " + std::to_string(k) + " components " +
                   std::to_string(components);
   constexpr int64_t kWorkers = 3;
-  const int64_t num_words = static_cast<int64_t>(OraclePositions(
-      RandomPositions(n, k, random), n).size());
+  const int64_t num_words =
+      static_cast<int64_t>(OraclePositions(RandomPositions(n, k, random), n).size());
   CHECK(num_words == PositionsNumWords(n, k));
   const ParallelFor parallel_for = n % 2 == 0 ? ParallelFor(SerialFor) : HostileFor(7);
 

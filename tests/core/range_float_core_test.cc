@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Range float against FORMAT.md, value by value and bit by bit.
 
-#include "custom_ops/core/range_float.h"
-
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -11,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "custom_ops/core/range_float.h"
 #include "tests/core/check.h"
 #include "tests/core/hostile_threads.h"
 
@@ -154,8 +153,7 @@ void TestValues(const std::vector<float>& values, const ValueRange* range, int n
     CHECK(RangeFloatEncode(in_place.data(), count, range, params, parallel_for,
                            words_in_place.data(), in_place.data())
               .ok());
-    CHECK(RangeFloatDecode(blocks.data(), 3, num_words, count, params, parallel_for,
-                           decoded.data())
+    CHECK(RangeFloatDecode(blocks.data(), 3, num_words, count, params, parallel_for, decoded.data())
               .ok());
   }
   CHECK(words.ToVector() == oracle.words());
@@ -194,12 +192,12 @@ void TestAllParameters() {
       for (int kind = 0; kind < kNumKinds; ++kind) {
         const int64_t size = sizes[random() % 12];
         CurrentCase() = "num_bits " + std::to_string(num_bits) + " mantissa_bits " +
-                        std::to_string(mantissa_bits) + " kind " + std::to_string(kind) +
-                        " size " + std::to_string(size);
+                        std::to_string(mantissa_bits) + " kind " + std::to_string(kind) + " size " +
+                        std::to_string(size);
         const std::vector<float> values = MakeValues(static_cast<Kind>(kind), size, &random);
         TestValues(values, nullptr, num_bits, mantissa_bits, SerialFor);
-        const ValueRange ranges[] = {{-1.0f, 1.0f}, {-0.0f, 0.25f}, {-3e38f, 0.0f}, {0.0f, 0.0f},
-                                     {-1e-40f, 1e-42f}};
+        const ValueRange ranges[] = {
+            {-1.0f, 1.0f}, {-0.0f, 0.25f}, {-3e38f, 0.0f}, {0.0f, 0.0f}, {-1e-40f, 1e-42f}};
         TestValues(values, &ranges[random() % 5], num_bits, mantissa_bits, SerialFor);
       }
     }

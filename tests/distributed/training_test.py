@@ -6,19 +6,14 @@ import importlib.util
 import cluster
 import numpy as np
 import pytest
-import tensorflow as tf
+from keras_generation import IS_KERAS3
 
 pytestmark = pytest.mark.distributed
 
-KERAS_VERSION = tf.keras.__version__
 HAS_ADDONS = importlib.util.find_spec("tensorflow_addons") is not None
-needs_keras2 = pytest.mark.skipif(
-    KERAS_VERSION.startswith("3"), reason="Keras 3 has no legacy optimizers"
-)
+needs_keras2 = pytest.mark.skipif(IS_KERAS3, reason="Keras 3 has no legacy optimizers")
 needs_addons = pytest.mark.skipif(not HAS_ADDONS, reason="tensorflow-addons is not installed")
-needs_keras3 = pytest.mark.skipif(
-    KERAS_VERSION.startswith("2"), reason="only Keras 3 accumulates gradients"
-)
+needs_keras3 = pytest.mark.skipif(not IS_KERAS3, reason="only Keras 3 accumulates gradients")
 
 
 def train(*arguments, **kwargs):

@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tensorflow as tf
+from keras_generation import IS_KERAS3
 
 import tf_gradcomp as tfgc
 
 ROOT = Path(__file__).parents[2]
-IS_KERAS3 = tf.keras.__version__.startswith("3.")
 
 
 def run_python(code):

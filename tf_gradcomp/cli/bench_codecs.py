@@ -45,8 +45,8 @@ Times what one worker does around the exchange of a bucket of float32 gradient e
   copy        numpy.copyto of the same bucket, one thread
 
 and the same job as the default FFT codec's written with tf.signal.rfft, tf.math.top_k and
-tf.gather ("python-baseline"). All take turns in one run, each twice of which the second counts; the times
-are medians. On CPU."""
+tf.gather ("python-baseline"). All take turns in one run; in its turn each runs twice, and the
+second run counts. The times are medians. On CPU."""
 
 
 class _Refusal(Exception):
