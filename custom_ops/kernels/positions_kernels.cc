@@ -33,8 +33,11 @@ class PositionsSumOp : public OpKernel {
                     positions.shape().DebugString() + " and " + kept.shape().DebugString()));
     const int64_t n = size.scalar<int64_t>()();
     const int64_t k = kept.dim_size(1);
+    OP_REQUIRES(context, n >= k,
+                absl::InvalidArgumentError("kept must hold at most size items a worker, got " +
+                                           std::to_string(k) + " with size " + std::to_string(n)));
     // Also keeps a wrong size from asking for absurd amounts of memory.
-    OP_REQUIRES(context, n >= k && positions.dim_size(1) == PositionsNumWords(n, k),
+    OP_REQUIRES(context, positions.dim_size(1) == PositionsNumWords(n, k),
                 absl::InvalidArgumentError("positions of shape " + positions.shape().DebugString() +
                                            " cannot hold positions blocks of " + std::to_string(k) +
                                            " of " + std::to_string(n) + " items"));
@@ -66,6 +69,10 @@ class PositionsReplaceOp : public OpKernel {
                     "values and kept must both be real or both complex, got shapes " +
                     values.shape().DebugString() + " and " + kept.shape().DebugString()));
     const int64_t n = values.dim_size(0);
+    OP_REQUIRES(
+        context, kept.dim_size(0) <= n,
+        absl::InvalidArgumentError("kept must hold at most the items of values, got " +
+                                   std::to_string(kept.dim_size(0)) + " of " + std::to_string(n)));
     Tensor* replaced = nullptr;
     OP_REQUIRES_OK(context,
                    context->forward_input_or_allocate_output({0}, 0, values.shape(), &replaced));

@@ -61,9 +61,11 @@ class RangeFloatDecodeOp : public RangeFloatOp {
     OP_REQUIRES_OK(context, CheckRank(words, "words", 2));
     OP_REQUIRES_OK(context, CheckRank(count_input, "count", 0));
     const int64_t count = count_input.scalar<int64_t>()();
+    OP_REQUIRES(context, count >= 0,
+                absl::InvalidArgumentError("count must be >= 0, got " + std::to_string(count)));
     // Also keeps a wrong count from asking for absurd amounts of memory.
     OP_REQUIRES(
-        context, count >= 0 && words.dim_size(1) == RangeFloatNumWords(count, params_),
+        context, words.dim_size(1) == RangeFloatNumWords(count, params_),
         absl::InvalidArgumentError("words of shape " + words.shape().DebugString() +
                                    " cannot hold range float blocks of " + std::to_string(count) +
                                    " values of " + std::to_string(params_.num_bits) + " bits"));

@@ -15,7 +15,6 @@
 #ifndef GRADCOMP_TESTS_CUDA_CUDA_EMULATION_H_
 #define GRADCOMP_TESTS_CUDA_CUDA_EMULATION_H_
 
-#include <setjmp.h>
 #include <ucontext.h>
 
 #include <algorithm>
@@ -61,12 +60,18 @@ constexpr size_t kStackBytes = 64 * 1024;
 extern "C" uint32_t __start_gradcomp_shared[] __attribute__((weak));
 extern "C" uint32_t __stop_gradcomp_shared[] __attribute__((weak));
 
+// For functions that jump or return twice: no variable of a caller may be in a register meanwhile, and
+// the sanitizer is told of the change of stacks by hand.
+#define GRADCOMP_NO_INLINE __attribute__((noinline, no_sanitize("address")))
+
+using Registers = void* [5];  // what __builtin_setjmp saves
+
 // A stack that threads run on, and the registers of what is suspended on it.
 struct Fiber {
   std::unique_ptr<char[]> stack;
   ucontext_t start;
   bool is_started = false;
-  jmp_buf registers;
+  Registers registers;
 };
 
 // A thread of the block that is running.
@@ -222,9 +227,7 @@ class Device {
     return fiber;
   }
 
-  // This and the switches are not inlined: getcontext and setjmp return twice, and no variable of a
-  // caller should be in a register meanwhile.
-  __attribute__((noinline)) void AddFiber() {
+  GRADCOMP_NO_INLINE void AddFiber() {
     fibers_.push_back(std::make_unique<Fiber>());
     idle_.push_back(fibers_.back().get());
     idle_.back()->stack.reset(new char[kStackBytes]);
@@ -264,24 +267,29 @@ class Device {
     SwitchToHost();
   }
 
-  // setjmp and longjmp, because the functions for contexts make a system call for the signal mask.
-  __attribute__((noinline)) void Resume(Fiber* fiber) {
+  // The compiler's own setjmp and longjmp: the library's functions for contexts make a system call for
+  // the signal mask, and its longjmp makes the address sanitizer clear whole stacks.
+  GRADCOMP_NO_INLINE void Resume(Fiber* fiber) {
     running_ = fiber;
     void* host_frames = nullptr;
     StartSwitch(&host_frames, fiber->stack.get(), kStackBytes);
-    if (_setjmp(host_registers_) == 0) {
-      if (running_->is_started) _longjmp(running_->registers, 1);
+    if (__builtin_setjmp(host_registers_) == 0) {
+      if (running_->is_started) Jump(running_->registers);
       running_->is_started = true;
       setcontext(&running_->start);
     }
     FinishSwitch(host_frames);
   }
 
-  __attribute__((noinline)) void SwitchToHost() {
+  GRADCOMP_NO_INLINE void SwitchToHost() {
     void* frames = nullptr;
     StartSwitch(&frames, host_stack_, host_stack_bytes_);
-    if (_setjmp(running_->registers) == 0) _longjmp(host_registers_, 1);
+    if (__builtin_setjmp(running_->registers) == 0) Jump(host_registers_);
     FinishSwitch(frames);
+  }
+
+  [[noreturn]] GRADCOMP_NO_INLINE static void Jump(void** registers) {
+    __builtin_longjmp(registers, 1);
   }
 
   // The address sanitizer has to know which stack it is looking at.
@@ -315,7 +323,7 @@ class Device {
   std::vector<std::unique_ptr<Fiber>> fibers_;
   std::vector<Fiber*> idle_;
   Fiber* running_ = nullptr;
-  jmp_buf host_registers_;
+  Registers host_registers_;
   const void* host_stack_ = nullptr;
   size_t host_stack_bytes_ = 0;
 };

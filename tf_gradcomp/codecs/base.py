@@ -138,6 +138,10 @@ class Quantizer(abc.ABC):
     def decode(self, words: tf.Tensor, num_values: int) -> tf.Tensor:
         """Maps int32 ``[W, w]`` to float32 ``[W, num_values]``."""
 
+    @abc.abstractmethod
+    def all_finite(self, words: tf.Tensor) -> tf.Tensor:
+        """Returns a bool scalar: no block of int32 ``[W, w]`` came from an Inf or NaN."""
+
 
 class Codec(abc.ABC):
     """Coefficients to payload and back; all a reducer needs to know.

@@ -40,3 +40,6 @@ class Float32(base.Quantizer):
 
     def decode(self, words: tf.Tensor, num_values: int) -> tf.Tensor:
         return tf.bitcast(words, tf.float32)
+
+    def all_finite(self, words: tf.Tensor) -> tf.Tensor:
+        return tf.reduce_all(tf.math.is_finite(tf.bitcast(words, tf.float32)))

@@ -55,13 +55,11 @@ class Pipeline(base.Codec):
         if self.sparsifier is None:
             values = self.quantizer.decode(payloads, layout.num_values)
             total = functools.reduce(operator.add, tf.unstack(values, num_workers))
-            return tf.reshape(total, layout.shape), tf.reduce_all(tf.math.is_finite(total))
+            return tf.reshape(total, layout.shape), self.quantizer.all_finite(payloads)
         num_kept = self.sparsifier.num_kept(layout)
         num_position_words = self.sparsifier.num_words(layout)
-        values = self.quantizer.decode(
-            payloads[:, num_position_words:], num_kept * layout.components
-        )
+        positions, codes = payloads[:, :num_position_words], payloads[:, num_position_words:]
+        values = self.quantizer.decode(codes, num_kept * layout.components)
         kept = tf.reshape(values, (num_workers, num_kept, *layout.shape[1:]))
-        total = self.sparsifier.sum(payloads[:, :num_position_words], kept, layout)
-        # Kept values are few, and non-finite items always rank among them.
-        return total, tf.reduce_all(tf.math.is_finite(values))
+        # Items that are not finite rank first, so the quantizer has seen them if there are any.
+        return self.sparsifier.sum(positions, kept, layout), self.quantizer.all_finite(codes)

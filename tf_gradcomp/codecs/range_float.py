@@ -60,3 +60,7 @@ class RangeFloat(base.Quantizer):
 
     def decode(self, words: tf.Tensor, num_values: int) -> tf.Tensor:
         return range_float_ops.range_float_decode(words, num_values, self.bits, self.mantissa)
+
+    def all_finite(self, words: tf.Tensor) -> tf.Tensor:
+        # The flag is the top bit of the header's last word: its sign.
+        return tf.reduce_all(words[:, range_float_ops.HEADER_WORDS - 1] >= 0)
