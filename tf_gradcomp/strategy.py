@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_gradcomp.compression import Compression
-from tf_gradcomp.distribute import extended, keras_adapters
+from tf_gradcomp.distribute import extended, keras3, keras_adapters
 from tf_gradcomp.plan import Plan
 from tf_gradcomp.policy import Policy, as_policy
 
@@ -87,6 +87,10 @@ class CompressedMultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStr
         Takes a structure of values where TensorFlow takes one value, and takes ``axis=0`` of
         scalars for ``axis=None``: Keras 3 asks for both.
         """
+        if keras3.is_learning_shapes():
+            return tf.nest.map_structure(
+                lambda leaf: self.experimental_local_results(leaf)[0], value
+            )
         leaves = tf.nest.flatten(value)
         if len(leaves) != 1 or leaves[0] is not value:
             return tf.nest.map_structure(lambda leaf: self.reduce(reduce_op, leaf, axis), value)

@@ -6,13 +6,15 @@
 // contraction to fused multiply-add is off. A lambda inside such a function is NOT covered, and
 // neither is a function it calls unless that is inlined: keep the loops in the function itself.
 //
-// Define GRADCOMP_NO_MULTIVERSION to build the plain variant alone.
+// Define GRADCOMP_NO_MULTIVERSION to build the plain variant alone, or GRADCOMP_MULTIVERSION itself
+// to build another one alone, as tests do.
 
 #ifndef GRADCOMP_CORE_MULTIVERSION_H_
 #define GRADCOMP_CORE_MULTIVERSION_H_
 
-#if defined(__x86_64__) && defined(__linux__) && defined(__GNUC__) && !defined(__clang__) && \
-    !defined(__CUDACC__) && !defined(GRADCOMP_NO_MULTIVERSION)
+#if !defined(GRADCOMP_MULTIVERSION) && defined(__x86_64__) && defined(__linux__) && \
+    defined(__GNUC__) && !defined(__clang__) && !defined(__CUDACC__) &&             \
+    !defined(GRADCOMP_NO_MULTIVERSION)
 #if __GNUC__ >= 12
 #define GRADCOMP_MULTIVERSION \
   __attribute__((target_clones("default", "arch=x86-64-v3", "arch=x86-64-v4")))

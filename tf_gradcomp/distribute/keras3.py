@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import functools
 from types import ModuleType
 from typing import Any
@@ -108,15 +109,21 @@ def _build_from_local_data(trainer_class: Any) -> None:
         return
 
     @functools.wraps(original)
-    def maybe_symbolic_build(self: Any, iterator: Any = None, data_batch: Any = None) -> Any:
-        strategy = self.distribute_strategy
-        if iterator is None or not gradient_scope.is_compressed(strategy):
-            return original(self, iterator, data_batch)
-        for _, _, batches in iterator:
-            data_batch = tf.nest.map_structure(
-                lambda value: strategy.experimental_local_results(value)[0], next(batches)
-            )
-            break
-        return original(self, None, data_batch)
+    def maybe_symbolic_build(self: Any, *args: Any, **kwargs: Any) -> Any:
+        token = _learning_shapes.set(True)
+        try:
+            return original(self, *args, **kwargs)
+        finally:
+            _learning_shapes.reset(token)
 
     trainer_class._maybe_symbolic_build = maybe_symbolic_build
+
+
+_learning_shapes: contextvars.ContextVar[bool] = contextvars.ContextVar(
+    "_learning_shapes", default=False
+)
+
+
+def is_learning_shapes() -> bool:
+    """Whether Keras is reducing a batch of data of which it only wants the shapes."""
+    return _learning_shapes.get()
