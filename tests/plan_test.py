@@ -3,9 +3,11 @@
 
 import hypothesis
 import hypothesis.strategies as st
+import loopback
 import pytest
+import tensorflow as tf
 
-from tf_gradcomp.agreement import PlanMismatchError, require_agreement
+from tf_gradcomp.agreement import Fact, PlanMismatchError, require_agreement
 from tf_gradcomp.compression import Compression
 from tf_gradcomp.plan import make_plan
 from tf_gradcomp.policy import Policy, VariableInfo
@@ -36,7 +38,7 @@ policies = st.sampled_from(
 
 @hypothesis.given(variables_lists, policies)
 def test_every_variable_is_in_exactly_one_bucket(variables, policy):
-    plan = make_plan(variables, policy)
+    plan = make_plan(variables, policy, 2)
     indices = [index for bucket in plan.buckets for index in bucket.indices]
     assert sorted(indices) == list(range(len(variables)))
     for bucket in plan.buckets:
@@ -44,18 +46,23 @@ def test_every_variable_is_in_exactly_one_bucket(variables, policy):
         if bucket.compression is None:
             assert {variables[i].dtype for i in bucket.indices} == {bucket.dtype}
         else:
-            assert bucket.payload_bytes <= bucket.num_elements * 4
+            dense_bytes = sum(
+                variables[i].num_elements * tf.as_dtype(variables[i].dtype).size
+                for i in bucket.indices
+            )
+            assert bucket.payload_bytes < dense_bytes or bucket.compression.codec == "identity"
             assert {policy.compression_for(variables[i]) for i in bucket.indices} == {
                 bucket.compression
             }
 
 
 @hypothesis.given(variables_lists, policies)
-def test_names_do_not_enter_the_digest_but_shapes_do(variables, policy):
-    plan = make_plan(variables, policy)
-    assert plan.digest() == make_plan(variables, policy).digest()
+def test_names_are_labels_but_shapes_are_facts(variables, policy):
+    facts = make_plan(variables, policy, 2).facts()
+    assert [fact.label for fact in facts] == [variable.name for variable in variables]
     changed = [*variables[:-1], variables[-1]._replace(shape=(*variables[-1].shape, 3))]
-    assert make_plan(changed, policy).digest() != plan.digest()
+    changed_facts = make_plan(changed, policy, 2).facts()
+    assert [fact.value for fact in changed_facts] != [fact.value for fact in facts]
 
 
 def kernels(*sizes):
@@ -67,30 +74,30 @@ def test_scopes_divide_as_they_say_in_reverse_order():
     by_scope = {
         scope: [
             bucket.indices
-            for bucket in make_plan(variables, Policy(Compression("fft", scope=scope))).buckets
+            for bucket in make_plan(variables, Policy(Compression("fft", scope=scope)), 2).buckets
         ]
         for scope in ("layer", "model")
     }
     assert by_scope["layer"] == [(3,), (2,), (1,), (0,)]
     assert by_scope["model"] == [(3, 2, 1, 0)]
-    limited = make_plan(variables, Policy(Compression("fft", bucket_bytes=60_000)))
+    limited = make_plan(variables, Policy(Compression("fft", bucket_bytes=60_000)), 2)
     assert [bucket.indices for bucket in limited.buckets] == [(3, 2), (1, 0)]
 
 
 def test_a_variable_larger_than_the_bucket_travels_alone():
-    plan = make_plan(kernels(50, 900, 50), Policy(Compression("fft", bucket_bytes=30_000)))
+    plan = make_plan(kernels(50, 900, 50), Policy(Compression("fft", bucket_bytes=30_000)), 2)
     assert [bucket.indices for bucket in plan.buckets] == [(2,), (1,), (0,)]
 
 
 def test_what_would_not_shrink_is_sent_dense():
-    plan = make_plan(kernels(50), Policy("fft:density=1.0,bits=12,chunk=1048576"))
+    plan = make_plan(kernels(50), Policy("fft:density=1.0,bits=12,chunk=1048576"), 2)
     assert [bucket.compression for bucket in plan.buckets] == [None]
     assert plan.compression_ratio == 1.0
 
 
 def test_payload_of_the_default_setting():
     # 4 Mi elements in 1024 rows of 2049 bins; 15 % of the bins, two 10-bit codes each, a bitmap.
-    plan = make_plan([VariableInfo("k", (4096, 1024), "float32")], Policy("fft"))
+    plan = make_plan([VariableInfo("k", (4096, 1024), "float32")], Policy("fft"), 2)
     bins = 1024 * 2049
     kept = -(-bins * 15 // 100)
     words = -(-bins // 32) + 3 + -(-kept * 2 * 10 // 32)
@@ -98,34 +105,41 @@ def test_payload_of_the_default_setting():
     assert 15.9 < plan.compression_ratio < 16.1
 
 
-class FakeGatherer:
-    worker_index = 1
-
-    def __init__(self, others):
-        self.others = others
-        self.calls = 0
-
-    def gather_text(self, text):
-        self.calls += 1
-        if self.calls == 1:
-            import hashlib
-
-            return [text, hashlib.sha256("\n".join(self.others).encode()).hexdigest()]
-        return [text, "\n".join(self.others)]
+def test_a_cluster_too_large_for_an_all_gather_sends_dense():
+    # A payload of 1/16 is sent W - 1 times, a dense gradient 2 (W - 1) / W times: even at W = 32.
+    variables = [VariableInfo("k", (4096, 1024), "float32")]
+    for num_workers, is_dense in ((31, False), (33, True)):
+        (bucket,) = make_plan(variables, Policy("fft"), num_workers).buckets
+        assert (bucket.compression is None) == is_dense
 
 
-def test_agreement_sends_only_a_hash_when_all_agree():
-    gatherer = FakeGatherer(["a", "b"])
-    require_agreement(gatherer, "the plan", ["a", "b"])
-    assert gatherer.calls == 1
+def agree(*facts_of_workers):
+    """Lets one worker per argument compare its facts with the others'."""
+
+    def work(collectives):
+        require_agreement(collectives, "the plan", facts_of_workers[collectives.worker_index])
+
+    loopback.run_workers(len(facts_of_workers), work)
+
+
+def facts(*values, label="kernel"):
+    return [Fact(label, value) for value in values]
+
+
+def test_workers_that_differ_in_names_only_agree():
+    agree(facts("a", "b"), facts("a", "b", label="kernel_1"), facts("a", "b"))
 
 
 @pytest.mark.parametrize(
     ("others", "words"),
-    [(["a", "c"], ["worker 0: b", "worker 1: c"]), (["a"], ["worker 0: b", "worker 1: nothing"])],
+    [
+        (facts("a", "c", label="k1"), ["worker 0: kernel: b", "worker 1: k1: c"]),
+        (facts("a"), ["worker 0: kernel: b", "worker 1: nothing"]),
+        (facts("a", "b", "c"), ["worker 0: nothing", "worker 1: kernel: c"]),
+    ],
 )
 def test_disagreement_names_the_first_difference_and_who_says_what(others, words):
     with pytest.raises(PlanMismatchError) as error:
-        require_agreement(FakeGatherer(others), "the plan", ["a", "b"])
-    for word in [*words, "the plan", "This is worker 1"]:
+        agree(facts("a", "b"), others)
+    for word in [*words, "the plan", "This is worker 0"]:
         assert word in str(error.value)

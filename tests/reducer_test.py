@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The corridor without a network: sums, residuals, non-finite gradients, agreement."""
 
+import gc
+import weakref
+
 import fft_reference
 import loopback
 import numpy as np
@@ -13,7 +16,20 @@ from tf_gradcomp.reducer import GradientReducer
 
 SHAPES = [(40, 300), (300,), (7, 9, 100), ()]
 INFOS = [VariableInfo(f"v{i}", shape, "float32") for i, shape in enumerate(SHAPES)]
-KEY = tuple("abcd")
+
+
+class Owner:
+    """Stands for a variable."""
+
+
+OWNERS = [Owner() for _ in SHAPES]
+
+
+def owned(*indices, names="abcd"):
+    return {names[index]: weakref.ref(OWNERS[index]) for index in indices}
+
+
+ALL = owned(0, 1, 2, 3)
 
 
 def gradients(worker, step, shapes=SHAPES):
@@ -33,7 +49,7 @@ def reduce_steps(policies, num_steps=1, num_workers=2, spoil=None):
             values = gradients(worker, step)
             if spoil is not None:
                 spoil(worker, step, values)
-            sums = reducer.reduce([tf.constant(v) for v in values], INFOS, KEY)
+            sums = reducer.reduce([tf.constant(v) for v in values], INFOS, ALL)
             history.append(([s.numpy() for s in sums], residuals(reducer)))
         return history, collectives.words_sent, reducer.plans
 
@@ -41,7 +57,7 @@ def reduce_steps(policies, num_steps=1, num_workers=2, spoil=None):
 
 
 def residuals(reducer):
-    exchanges = [exchange for group in reducer._exchanges.values() for exchange in group]
+    exchanges = [exchange for entry in reducer._entries.values() for exchange in entry.exchanges]
     return [
         e.feedback.residual.numpy() for e in exchanges if getattr(e, "feedback", None) is not None
     ]
@@ -143,7 +159,7 @@ def test_half_precision_gradients_keep_their_type():
         reducer = GradientReducer(Policy("fft:density=1.0,bits=12,mantissa_bits=8"), collectives)
         value = tf.cast(gradients(collectives.worker_index, 0)[0], tf.bfloat16)
         info = VariableInfo("v", SHAPES[0], "bfloat16")
-        return value, reducer.reduce([value], [info], ("a",))[0]
+        return value, reducer.reduce([value], [info], owned(0))[0]
 
     (a, total), (b, _) = loopback.run_workers(2, work)
     assert total.dtype == tf.bfloat16
@@ -163,11 +179,69 @@ def test_two_sets_of_variables_have_their_own_residuals():
     def work(collectives):
         reducer = GradientReducer(Policy("fft:density=0.1"), collectives)
         value = [tf.constant(gradients(collectives.worker_index, 0)[0])]
-        first = reducer.reduce(value, INFOS[:1], ("a",))[0]
-        second = reducer.reduce(value, INFOS[:1], ("b",))[0]
-        third = reducer.reduce(value, INFOS[:1], ("a",))[0]
+        first = reducer.reduce(value, INFOS[:1], owned(0))[0]
+        second = reducer.reduce(value, INFOS[:1], owned(0, names="b"))[0]
+        third = reducer.reduce(value, INFOS[:1], owned(0))[0]
         return first.numpy(), second.numpy(), third.numpy()
 
     first, second, third = loopback.run_workers(2, work)[0]
     np.testing.assert_array_equal(first, second)
     assert not np.array_equal(first, third)
+
+
+def test_residuals_go_with_their_variables():
+    def work(collectives):
+        reducer = GradientReducer(Policy("fft:density=0.1"), collectives)
+        value = [tf.constant(gradients(collectives.worker_index, 0)[0])]
+        sizes = []
+        for _ in range(3):
+            owner = Owner()
+            reducer.reduce(value, INFOS[:1], {f"v{id(owner)}": weakref.ref(owner)})
+            sizes.append((len(reducer._entries), len(reducer.plans)))
+            del owner
+            gc.collect()
+        return sizes, len(reducer.plans)
+
+    for sizes, left in loopback.run_workers(2, work):
+        assert sizes == [(1, 1)] * 3
+        assert left == 0
+
+
+def test_gradients_of_another_type_get_another_plan():
+    """As when a function is traced again under mixed precision: nothing may be cast silently."""
+
+    def work(collectives):
+        reducer = GradientReducer(Policy("none"), collectives)
+        values = [tf.constant([1.001]), tf.constant([2.0])]
+        infos = [VariableInfo(name, (1,), "float32") for name in "ab"]
+        first = reducer.reduce(values, infos, owned(0, 1))
+        values[1] = tf.cast(values[1], tf.bfloat16)
+        infos[1] = infos[1]._replace(dtype="bfloat16")
+        second = reducer.reduce(values, infos, owned(0, 1))
+        return first[0].numpy(), second[0].numpy(), second[1].dtype, len(reducer.plans)
+
+    first, second, dtype, num_plans = loopback.run_workers(2, work)[0]
+    np.testing.assert_array_equal(first, second)
+    assert first == np.float32(1.001) * 2
+    assert dtype == tf.bfloat16
+    assert num_plans == 2
+
+
+@pytest.mark.parametrize("where", ["cast", "elsewhere"])
+def test_what_becomes_infinite_later_leaves_the_residual_too(where):
+    def work(collectives):
+        reducer = GradientReducer(Policy("fft:density=0.1"), collectives)
+        rng = np.random.default_rng(collectives.worker_index)
+        half = tf.constant(rng.normal(size=SHAPES[0]), tf.float16)
+        info = INFOS[0]._replace(dtype="float16")
+        reducer.reduce([half], [info], owned(0))
+        before = residuals(reducer)[0]
+        if where == "cast":  # each worker's gradient fits float16, their sum does not
+            reducer.reduce([tf.fill(SHAPES[0], tf.constant(60000, tf.float16))], [info], owned(0))
+        else:
+            reducer.reduce([half], [info], owned(0), others=[tf.constant([np.nan])])
+        return before, residuals(reducer)[0]
+
+    for before, after in loopback.run_workers(2, work):
+        assert np.abs(before).max() > 0
+        np.testing.assert_array_equal(before, after)

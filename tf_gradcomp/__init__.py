@@ -62,7 +62,8 @@ def __dir__() -> list[str]:
 def _is_command_line() -> bool:
     """Whether the command line is starting: it must run, and explain, where TensorFlow is not."""
     program = os.path.basename(sys.argv[0]) if sys.argv else ""
-    return program.startswith("tf-gradcomp") or "-m tf_gradcomp" in " ".join(sys.orig_argv)
+    as_module = ("-m", "tf_gradcomp") in zip(sys.orig_argv, sys.orig_argv[1:], strict=False)
+    return program.startswith("tf-gradcomp") or (sys.argv[:1] == ["-m"] and as_module)
 
 
 if not _is_command_line():

@@ -13,6 +13,7 @@ from absl import logging
 
 from tf_gradcomp import metrics
 from tf_gradcomp.distribute import gradient_scope
+from tf_gradcomp.plan import Plan
 
 
 class CompressionMonitor(tf.keras.callbacks.Callback):
@@ -82,7 +83,7 @@ class CompressionMonitor(tf.keras.callbacks.Callback):
         self._sent = self._counter.bytes_sent()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        plans = getattr(self.model.distribute_strategy, "plans", ())
+        plans = self._plans()
         dense_bytes = sum(plan.dense_bytes for plan in plans)
         payload_bytes = sum(plan.payload_bytes for plan in plans)
         sent = self._counter.bytes_sent() if self._sent is None else self._sent
@@ -103,15 +104,20 @@ class CompressionMonitor(tf.keras.callbacks.Callback):
 
     def on_train_end(self, logs: Any = None) -> None:
         strategy = self.model.distribute_strategy
-        if (
-            gradient_scope.is_compressed(strategy)
-            and strategy.extended.reducer is not None
-            and not strategy.plans
-        ):
+        exchanges = gradient_scope.is_compressed(strategy) and strategy.extended.reducer is not None
+        if exchanges and not self._plans():
             logging.warning(
                 "No gradient passed through the compressed exchange: was the model compiled with "
                 "an optimizer from Keras, inside of strategy.scope()?"
             )
+
+    def _plans(self) -> list[Plan]:
+        """The plans of this model's variables; other models may train under the same strategy."""
+        strategy = self.model.distribute_strategy
+        if not gradient_scope.is_compressed(strategy) or strategy.extended.reducer is None:
+            return []
+        keys = {gradient_scope.variable_key(v) for v in self.model.trainable_variables}
+        return strategy.extended.reducer.plans_of(keys)
 
 
 def _write_scalar(name: str, value: float, step: int) -> None:

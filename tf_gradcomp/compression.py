@@ -10,7 +10,6 @@ from typing import Any
 from tf_gradcomp.codecs import base, registry
 
 SCOPES = ("layer", "bucket", "model")
-TRANSPORTS = ("all_gather", "dense")
 DEFAULT_BUCKET_BYTES = 32 * 2**20
 
 
@@ -32,7 +31,6 @@ class Compression:
       scope: what is encoded as one: ``"layer"`` (every variable alone), ``"bucket"`` (variables
         fused up to ``bucket_bytes``) or ``"model"``.
       bucket_bytes: size limit of a bucket of scope ``"bucket"``, in bytes of float32 gradient.
-      transport: ``"all_gather"``, or ``"dense"`` with codec ``"none"``.
 
     Raises:
       ValueError: a field has a bad value; the message names the field and what is allowed.
@@ -43,7 +41,6 @@ class Compression:
     error_feedback: bool | None = None
     scope: str = "bucket"
     bucket_bytes: int = DEFAULT_BUCKET_BYTES
-    transport: str | None = None
 
     def __post_init__(self) -> None:
         params = dict(self.params)
@@ -74,18 +71,6 @@ class Compression:
         ):
             raise ValueError(
                 f"bucket_bytes must be an integer of at least 4, got {self.bucket_bytes!r}"
-            )
-        default_transport = "dense" if is_none else "all_gather"
-        if self.transport is None:
-            object.__setattr__(self, "transport", default_transport)
-        if self.transport not in TRANSPORTS:
-            raise ValueError(
-                f"transport must be one of {', '.join(TRANSPORTS)}, got {self.transport!r}"
-            )
-        if self.transport != default_transport:
-            raise ValueError(
-                f"transport {self.transport!r} does not carry codec {self.codec!r}; "
-                f"it needs {default_transport!r}"
             )
 
     @property

@@ -12,11 +12,12 @@ from pathlib import Path
 
 _SIOCGIFADDR = 0x8915  # ioctl(2) request: IPv4 address of an interface
 _LOOPBACK = "lo"
-_SENT_BYTES_COLUMN = 8  # of /proc/net/dev: eight columns about receiving come first
+_COUNTERS = Path("/proc/net/dev")  # unlike /sys/class/net, of the process' network namespace
+_SENT_BYTES_COLUMN = 8  # eight columns about receiving come first
 
 
 class WireCounter:
-    """Bytes sent through the interface that this worker's cluster address belongs to.
+    """Bytes sent through the interface that leads to the other workers.
 
     Everything sent on that interface counts, headers and other programs' traffic included: this
     is what the network carries. Workers on one host share an interface, so the count is
@@ -29,7 +30,8 @@ class WireCounter:
     """
 
     def __init__(self) -> None:
-        self.interface, self.num_sharing = _cluster_interface()
+        can_count = _COUNTERS.is_file()
+        self.interface, self.num_sharing = _cluster_interface() if can_count else (None, 1)
         self._start = self._read()
 
     def restart(self) -> None:
@@ -45,8 +47,7 @@ class WireCounter:
     def _read(self) -> int:
         if self.interface is None:
             return 0
-        # Unlike /sys/class/net, this is always about the process' own network namespace.
-        for line in Path("/proc/net/dev").read_text(encoding="ascii").splitlines():
+        for line in _COUNTERS.read_text(encoding="ascii").splitlines():
             name, _, counters = line.partition(":")
             if name.strip() == self.interface:
                 return int(counters.split()[_SENT_BYTES_COLUMN])
@@ -54,36 +55,48 @@ class WireCounter:
 
 
 def _cluster_interface() -> tuple[str | None, int]:
-    """Returns the interface of this worker's address, and how many workers use it."""
+    """Returns the interface that leads to the other workers, and how many workers use it."""
     try:
         config = json.loads(os.environ["TF_CONFIG"])
-        task = config["task"]
-        own = config["cluster"][task["type"]][int(task["index"])]
         addresses = [a for job in ("chief", "worker") for a in config["cluster"].get(job, [])]
-    except (KeyError, IndexError, ValueError, TypeError):
+        hosts = [_resolve(address) for address in addresses]
+    except (KeyError, ValueError, TypeError, AttributeError, OSError):
         return None, 1
-    interface = _interface_of(own)
-    if interface is None:
-        return None, 1
-    return interface, sum(_interface_of(address) == interface for address in addresses)
+    interfaces = _interfaces()
+    remote = [ip for ip in hosts if ip not in interfaces and not _is_loopback(ip)]
+    if not remote:
+        # All workers are on this machine, where even its outer address is reached by loopback.
+        return (_LOOPBACK if _LOOPBACK in interfaces.values() else None), max(1, len(hosts))
+    return interfaces.get(_source_address(remote[0])), max(1, len(hosts) - len(remote))
 
 
-def _interface_of(address: str) -> str | None:
-    """Returns the local interface that has the host of ``host:port``, ``None`` if none has."""
+def _resolve(address: str) -> str:
+    """Returns the IP address of the host of ``host:port``."""
     host = address.rpartition(":")[0].strip("[]")
-    try:
-        ip = str(socket.getaddrinfo(host, None)[0][4][0])
-    except OSError:
-        return None
-    if ip.startswith("127.") or ip == "::1":
-        return _LOOPBACK
+    return str(socket.getaddrinfo(host, None)[0][4][0])
+
+
+def _is_loopback(ip: str) -> bool:
+    return ip.startswith("127.") or ip == "::1"
+
+
+def _source_address(ip: str) -> str:
+    """Returns this machine's address on the way to another one; sends nothing."""
+    family = socket.AF_INET6 if ":" in ip else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect((ip, 9))
+        return str(probe.getsockname()[0])
+
+
+def _interfaces() -> dict[str, str]:
+    """Returns the name of the interface of each of this machine's IPv4 addresses."""
+    names = {}
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
             request = struct.pack("256s", name.encode()[:15])
             try:
                 reply = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)
-            except OSError:
+            except OSError:  # it has no address
                 continue
-            if socket.inet_ntoa(reply[20:24]) == ip:
-                return name
-    return None
+            names[socket.inet_ntoa(reply[20:24])] = name
+    return names

@@ -4,12 +4,17 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 from collections.abc import Sequence
 
+import tensorflow as tf
+from absl import logging
+
+from tf_gradcomp.agreement import Fact
 from tf_gradcomp.compression import DEFAULT_BUCKET_BYTES, Compression
 from tf_gradcomp.policy import Policy, VariableInfo
+from tf_gradcomp.transports.all_gather import AllGather
+from tf_gradcomp.transports.dense import Dense
 
 BYTES_PER_WORD = 4
 
@@ -48,7 +53,7 @@ class Plan:
     @property
     def dense_bytes(self) -> int:
         """Bytes of the gradients as they are."""
-        return sum(v.num_elements * _itemsize(v.dtype) for v in self.variables)
+        return sum(map(_num_bytes, self.variables))
 
     @property
     def payload_bytes(self) -> int:
@@ -60,13 +65,13 @@ class Plan:
         """Dense bytes over payload bytes."""
         return self.dense_bytes / max(1, self.payload_bytes)
 
-    def describe(self) -> list[str]:
-        """Returns one line per variable: all that the workers must agree on.
+    def facts(self) -> list[Fact]:
+        """Returns what the workers must agree on, one fact per variable.
 
-        Names are left out: automatic names may differ between workers that agree otherwise.
+        Names are labels only: automatic names may differ between workers that agree otherwise.
         """
         bucket_of = {index: b for b, bucket in enumerate(self.buckets) for index in bucket.indices}
-        lines = []
+        facts = []
         for index, variable in enumerate(self.variables):
             bucket = self.buckets[bucket_of[index]]
             how = (
@@ -75,19 +80,16 @@ class Plan:
                 else json.dumps(bucket.compression.to_dict(), sort_keys=True)
             )
             shape = "x".join(map(str, variable.shape)) or "scalar"
-            lines.append(f"{shape} {variable.dtype} bucket {bucket_of[index]} {how}")
-        return lines
-
-    def digest(self) -> str:
-        """Returns a hash of ``describe()``, in hexadecimal."""
-        return hashlib.sha256("\n".join(self.describe()).encode()).hexdigest()
+            value = f"{shape} {variable.dtype} bucket {bucket_of[index]} {how}"
+            facts.append(Fact(variable.name, value))
+        return facts
 
     def summary(self) -> str:
         """Returns a table for people: what each bucket holds, and what it costs."""
         lines = []
         for number, bucket in enumerate(self.buckets):
             names = ", ".join(self.variables[i].name for i in bucket.indices)
-            dense = bucket.num_elements * _itemsize(bucket.dtype)
+            dense = sum(_num_bytes(self.variables[i]) for i in bucket.indices)
             lines.append(
                 f"bucket {number}: {bucket.compression or 'dense'}, {dense:,} -> "
                 f"{bucket.payload_bytes:,} bytes: {names}"
@@ -99,16 +101,18 @@ class Plan:
         return "\n".join(lines)
 
 
-def make_plan(variables: Sequence[VariableInfo], policy: Policy) -> Plan:
+def make_plan(variables: Sequence[VariableInfo], policy: Policy, num_workers: int) -> Plan:
     """Divides variables into buckets.
 
     Variables are taken in reverse order, which is roughly the order in which back-propagation
     finishes their gradients, so that the first exchanges overlap with the rest of it. A bucket
-    that would not shrink is sent dense.
+    of which compression would not send less is sent dense, unless its codec loses nothing and
+    was thus not chosen to send less.
 
     Args:
       variables: in the model's order.
       policy: decides the compression of each.
+      num_workers: number of workers, on which depends how often a payload is sent.
 
     Returns:
       The plan. Compressed buckets come in exchange order, dense ones last.
@@ -133,13 +137,23 @@ def make_plan(variables: Sequence[VariableInfo], policy: Policy) -> Plan:
     buckets = []
     for (compression, _), indices in groups.items():
         num_elements = sum(variables[i].num_elements for i in indices)
-        payload_bytes = compression.build().num_words(num_elements) * BYTES_PER_WORD
-        if payload_bytes > num_elements * BYTES_PER_WORD:
-            dense.extend(indices)
-        else:
+        codec = compression.build()
+        payload_bytes = codec.num_words(num_elements) * BYTES_PER_WORD
+        dense_bytes = sum(_num_bytes(variables[i]) for i in indices)
+        sent = payload_bytes * AllGather.sent_share(num_workers)
+        if sent < dense_bytes * Dense.sent_share(num_workers) or codec.lossless:
             buckets.append(
                 Bucket(tuple(indices), num_elements, "float32", compression, payload_bytes)
             )
+            continue
+        logging.warning(
+            "Compression %s would not send less than dense gradients with %d workers: %s are sent "
+            "dense.",
+            compression,
+            num_workers,
+            ", ".join(variables[i].name for i in indices),
+        )
+        dense.extend(indices)
     return Plan(tuple(variables), tuple(buckets + _dense_buckets(variables, dense)))
 
 
@@ -155,7 +169,7 @@ def _dense_buckets(variables: Sequence[VariableInfo], indices: list[int]) -> lis
     open_bucket: dict[str, int] = {}
     for index in sorted(indices, reverse=True):
         variable = variables[index]
-        num_bytes = variable.num_elements * _itemsize(variable.dtype)
+        num_bytes = _num_bytes(variable)
         position = open_bucket.get(variable.dtype)
         if position is None or buckets[position].payload_bytes + num_bytes > DEFAULT_BUCKET_BYTES:
             open_bucket[variable.dtype] = len(buckets)
@@ -172,6 +186,5 @@ def _dense_buckets(variables: Sequence[VariableInfo], indices: list[int]) -> lis
     return buckets
 
 
-def _itemsize(dtype: str) -> int:
-    sizes = {"float16": 2, "bfloat16": 2, "float64": 8, "int64": 8, "complex64": 8}
-    return sizes.get(dtype, 16 if dtype == "complex128" else BYTES_PER_WORD)
+def _num_bytes(variable: VariableInfo) -> int:
+    return variable.num_elements * tf.as_dtype(variable.dtype).size

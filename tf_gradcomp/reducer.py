@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+import weakref
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
 import tensorflow as tf
 from absl import logging
@@ -14,21 +15,8 @@ from tf_gradcomp.agreement import require_agreement
 from tf_gradcomp.feedback import error_feedback
 from tf_gradcomp.policy import Policy, VariableInfo
 from tf_gradcomp.transports.all_gather import AllGather
+from tf_gradcomp.transports.base import Collectives
 from tf_gradcomp.transports.dense import Dense
-
-
-class Collectives(Protocol):
-    """What a reducer needs of the network; see ``distribute.collectives``."""
-
-    num_workers: int
-    worker_index: int
-    device: str
-
-    def all_gather(self, words: tf.Tensor) -> tf.Tensor: ...
-
-    def all_reduce(self, tensor: tf.Tensor) -> tf.Tensor: ...
-
-    def gather_text(self, text: str) -> list[str]: ...
 
 
 class GradientReducer:
@@ -36,24 +24,37 @@ class GradientReducer:
 
     For every set of variables, the first call makes a plan and compares it with the other
     workers'; later calls, from retraced or other functions, use the same plan and residuals.
+    They live as long as the variables.
 
     Attributes:
       policy: decides how each variable is compressed.
       collectives: the network.
-      plans: the plans in use, in the order in which they were made.
     """
 
     def __init__(self, policy: Policy, collectives: Collectives) -> None:
         self.policy = policy
-        self.plans: list[plan_lib.Plan] = []
         self.collectives = collectives
-        self._exchanges: dict[tuple[str, ...], list[_CompressedExchange | _DenseExchange]] = {}
+        self._entries: dict[tuple[_Identity, tuple[VariableInfo, ...]], _Entry] = {}
+
+    @property
+    def plans(self) -> list[plan_lib.Plan]:
+        """The plans in use, in the order in which they were made."""
+        return [entry.plan for entry in self._entries.values() if entry.is_alive()]
+
+    def plans_of(self, keys: Collection[str]) -> list[plan_lib.Plan]:
+        """Returns the plans for some or all of the variables with these keys."""
+        return [
+            entry.plan
+            for (identity, _), entry in self._entries.items()
+            if entry.is_alive() and all(key in keys for key in identity)
+        ]
 
     def reduce(
         self,
         gradients: Sequence[tf.Tensor],
         variables: Sequence[VariableInfo],
-        key: tuple[str, ...],
+        owners: Mapping[str, weakref.ref[Any]],
+        others: Sequence[tf.Tensor] = (),
     ) -> list[tf.Tensor]:
         """Sums gradients over the workers.
 
@@ -63,7 +64,9 @@ class GradientReducer:
         Args:
           gradients: dense tensors of static shape.
           variables: what is known of the variable of each.
-          key: identity of the set of variables, in order.
+          owners: the key of each variable, in order, and the variable itself.
+          others: sums of further gradients of the step, which have travelled another way. An
+            Inf or NaN in them counts as well.
 
         Returns:
           The sums, shaped and typed like ``gradients``; the same bits on every worker.
@@ -72,36 +75,55 @@ class GradientReducer:
           PlanMismatchError: the workers' plans differ.
         """
         sums: dict[int, tf.Tensor] = {}
-        finite = []
+        finite: list[Callable[[], tf.Tensor]] = [lambda: _all_finite(others)]
         updates = []
         with tf.device(self.collectives.device):
-            for exchange in self._exchanges_for(variables, key):
+            for number, exchange in enumerate(self._exchanges_for(variables, owners)):
                 indices = exchange.bucket.indices
-                reduced = exchange([gradients[index] for index in indices])
+                # The name is what an error of a collective shows.
+                with tf.name_scope(f"gradient_exchange_bucket_{number}"):
+                    reduced = exchange([gradients[index] for index in indices])
                 sums.update(zip(indices, reduced.gradients, strict=True))
                 finite.append(reduced.finite)
                 if reduced.update is not None:
                     updates.append(reduced.update)
-            error_feedback.commit(tf.reduce_all(tf.stack(finite)), updates)
+            if updates:
+                error_feedback.commit(tf.reduce_all([check() for check in finite]), updates)
         return [sums[index] for index in range(len(gradients))]
 
     def _exchanges_for(
-        self, variables: Sequence[VariableInfo], key: tuple[str, ...]
+        self, variables: Sequence[VariableInfo], owners: Mapping[str, weakref.ref[Any]]
     ) -> list[_CompressedExchange | _DenseExchange]:
-        if key not in self._exchanges:
-            plan = plan_lib.make_plan(variables, self.policy)
-            require_agreement(
-                self.collectives, "what to exchange for each variable", plan.describe()
-            )
-            self._exchanges[key] = [
+        key = (tuple(owners), tuple(variables))
+        if key not in self._entries:
+            plan = plan_lib.make_plan(variables, self.policy, self.collectives.num_workers)
+            require_agreement(self.collectives, "what to exchange for each variable", plan.facts())
+            logging.info("Gradient exchange plan:\n%s", plan.summary())
+            # The residuals of models that are gone would otherwise fill the memory.
+            self._entries = {k: entry for k, entry in self._entries.items() if entry.is_alive()}
+            exchanges = [
                 _DenseExchange(bucket, self.collectives)
                 if bucket.compression is None
                 else _CompressedExchange(bucket, self.collectives, f"residual_{number}")
                 for number, bucket in enumerate(plan.buckets)
             ]
-            self.plans.append(plan)
-            logging.info("Gradient exchange plan:\n%s", plan.summary())
-        return self._exchanges[key]
+            self._entries[key] = _Entry(plan, exchanges, tuple(owners.values()))
+        return self._entries[key].exchanges
+
+
+_Identity: TypeAlias = tuple[str, ...]
+
+
+class _Entry(NamedTuple):
+    """What is kept for one set of variables."""
+
+    plan: plan_lib.Plan
+    exchanges: list[_CompressedExchange | _DenseExchange]
+    owners: tuple[weakref.ref[Any], ...]
+
+    def is_alive(self) -> bool:
+        """Whether all of the variables still exist."""
+        return all(owner() is not None for owner in self.owners)
 
 
 class _Reduced(NamedTuple):
@@ -109,12 +131,13 @@ class _Reduced(NamedTuple):
 
     Attributes:
       gradients: the sums.
-      finite: bool scalar: no worker's gradient held an Inf or NaN.
+      finite: makes a bool scalar: whether no worker's gradient held an Inf or NaN, and no sum
+        became one when cast to the gradient's type. Only called if it is needed.
       update: the residual to store, and where, if the step is kept.
     """
 
     gradients: list[tf.Tensor]
-    finite: tf.Tensor
+    finite: Callable[[], tf.Tensor]
     update: error_feedback.Update | None = None
 
 
@@ -128,7 +151,7 @@ class _CompressedExchange:
         self._layout = self._codec.transform.layout(bucket.num_elements)
         self._transport = AllGather(collectives)
         self.feedback = (
-            error_feedback.ErrorFeedback(self._layout.shape, name)
+            error_feedback.ErrorFeedback(self._layout.shape, collectives.device, name)
             if bucket.compression.error_feedback
             else None
         )
@@ -140,10 +163,12 @@ class _CompressedExchange:
             coefficients = self.feedback.compensate(coefficients)
         encoded = self._codec.encode(coefficients, self._layout)
         payloads = self._transport.exchange(encoded.payload)
-        total, finite = self._codec.decode_sum(payloads, self._layout)
+        total, payloads_finite = self._codec.decode_sum(payloads, self._layout)
         bucket = transform.inverse(total, self.bucket.num_elements)
+        sums = _unpack(bucket, gradients)
+        narrow = [total for total in sums if total.dtype.size < tf.float32.size]
         update = None if self.feedback is None else (self.feedback, encoded.residual)
-        return _Reduced(_unpack(bucket, gradients), finite, update)
+        return _Reduced(sums, lambda: payloads_finite & _all_finite(narrow), update)
 
 
 class _DenseExchange:
@@ -154,10 +179,14 @@ class _DenseExchange:
         self._transport = Dense(collectives)
 
     def __call__(self, gradients: Sequence[tf.Tensor]) -> _Reduced:
-        total = self._transport.sum(_pack(gradients, gradients[0].dtype))
-        can_be_infinite = total.dtype.is_floating
-        finite = tf.reduce_all(tf.math.is_finite(total)) if can_be_infinite else tf.constant(True)
-        return _Reduced(_unpack(total, gradients), finite)
+        total = self._transport.sum(_pack(gradients, tf.as_dtype(self.bucket.dtype)))
+        return _Reduced(_unpack(total, gradients), lambda: _all_finite([total]))
+
+
+def _all_finite(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
+    """Returns a bool scalar; types that cannot hold an Inf or NaN are not looked at."""
+    checks = [tf.reduce_all(tf.math.is_finite(t)) for t in tensors if t.dtype.is_floating]
+    return tf.reduce_all(checks) if checks else tf.constant(True)
 
 
 def _pack(gradients: Sequence[tf.Tensor], dtype: tf.DType) -> tf.Tensor:

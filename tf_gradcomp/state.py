@@ -8,11 +8,12 @@ import tensorflow as tf
 from tf_gradcomp.distribute import compat
 
 
-def local_zeros(shape: tuple[int, ...], name: str) -> tf.Variable:
+def local_zeros(shape: tuple[int, ...], device: str, name: str) -> tf.Variable:
     """Makes a float32 variable of zeros that is neither mirrored nor broadcast.
 
     Args:
       shape: its static shape.
+      device: where it lives.
       name: its name.
     """
-    return compat.local_variable(lambda: tf.zeros(shape, tf.float32), name)
+    return compat.local_variable(lambda: tf.zeros(shape, tf.float32), device, name)

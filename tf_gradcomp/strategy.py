@@ -45,6 +45,7 @@ class CompressedMultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStr
 
     Raises:
       ValueError: the compression or the options are not valid.
+      RuntimeError: the Keras in use is older than 3.5, and not Keras 2.15.
       PlanMismatchError: other workers run another version or compression.
     """
 

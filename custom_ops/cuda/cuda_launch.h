@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // What every CUDA file starts from: the runtime's types and how a kernel is launched.
 //
-// The same sources compile with g++ for an emulated device, which is how they are tested on machines
-// without a GPU: define GRADCOMP_CUDA_EMULATION. They therefore launch kernels through
-// GRADCOMP_LAUNCH, use one-dimensional grids and blocks, static shared memory, __syncthreads,
-// __ballot_sync with all lanes, and atomics on integers; nothing else of the execution model.
+// The same sources compile with g++ for an emulated device (define GRADCOMP_CUDA_EMULATION), on
+// which they are tested without a GPU. They therefore launch kernels through GRADCOMP_LAUNCH and
+// use one-dimensional grids and blocks, static shared memory, __syncthreads, __ballot_sync with all
+// lanes, and atomics on integers; nothing else of the execution model.
+//
+// So far the kernels have been compiled by nvcc and run on the emulated device only, never on a
+// GPU: their results are proven as far as the emulation goes, their speed is not known.
 
 #ifndef GRADCOMP_CUDA_CUDA_LAUNCH_H_
 #define GRADCOMP_CUDA_CUDA_LAUNCH_H_

@@ -61,18 +61,14 @@ __device__ __forceinline__ Segment SegmentOf(const Blocks& blocks, int64_t worke
                                              int64_t segment) {
   const uint32_t* const words = blocks.Words(worker);
   const uint32_t offset = blocks.Offsets(worker)[segment];
-  return {reinterpret_cast<const uint16_t*>(words + blocks.parts) + offset, offset,
-          words[segment]};
+  return {reinterpret_cast<const uint16_t*>(words + blocks.parts) + offset, offset, words[segment]};
 }
 
 // Whether this thread finds nothing wrong with a segment of `size` items. The threads of a block
 // share the indices among them; none is read before it is known that there are so many.
 __device__ bool SegmentIsSound(const Blocks& blocks, int64_t worker, const Segment& entries,
                                int64_t size) {
-  if (!blocks.IsSound(worker) || entries.count > size || entries.first_kept > blocks.k ||
-      entries.count > blocks.k - entries.first_kept) {
-    return false;
-  }
+  if (!blocks.IsSound(worker) || entries.first_kept + entries.count > blocks.k) return false;
   bool is_sound = true;
   for (uint32_t j = threadIdx.x; j < entries.count; j += blockDim.x) {
     const uint16_t index = entries.indices[j];
@@ -112,9 +108,9 @@ __global__ void OffsetsKernel(const uint32_t* counts, int64_t counts_stride, int
 // that of a segment's first item writes the segment's count, that of item 0 the padding, and in a
 // bitmap that of a word's first item the word.
 template <int kComponents>
-__global__ void GatherKernel(const uint32_t* selected, const uint32_t* offsets,
-                             const float* values, int64_t n, int64_t k, int64_t tiles,
-                             int64_t segments, bool is_local, uint32_t* positions, float* kept) {
+__global__ void GatherKernel(const uint32_t* selected, const uint32_t* offsets, const float* values,
+                             int64_t n, int64_t k, int64_t tiles, int64_t segments, bool is_local,
+                             uint32_t* positions, float* kept) {
   const int64_t item = GlobalThread();
   if (item >= n) return;
   uint16_t* const indices = reinterpret_cast<uint16_t*>(positions + segments);
@@ -201,8 +197,7 @@ __global__ void ReplaceBitmapKernel(Blocks blocks, const float* kept, float* val
   const int64_t rank = is_sound ? BitmapRank(blocks.Words(0), blocks.Offsets(0), item) : 0;
   if (rank < 0) return;
   for (int c = 0; c < kComponents; ++c) {
-    values[item * kComponents + c] =
-        is_sound ? kept[rank * kComponents + c] : FloatOf(kNanBits);
+    values[item * kComponents + c] = is_sound ? kept[rank * kComponents + c] : FloatOf(kNanBits);
   }
 }
 
@@ -272,8 +267,7 @@ cudaError_t PrepareBlocks(const uint32_t* d_positions, int64_t num_workers, int6
 
 template <int kComponents>
 void LaunchGather(const uint32_t* d_selected, const uint32_t* d_offsets, const float* d_values,
-                  int64_t n, int64_t k, cudaStream_t stream, uint32_t* d_positions,
-                  float* d_kept) {
+                  int64_t n, int64_t k, cudaStream_t stream, uint32_t* d_positions, float* d_kept) {
   GRADCOMP_LAUNCH(GatherKernel<kComponents>, NumTiles(n), kTileThreads, stream, d_selected,
                   d_offsets, d_values, n, k, NumTiles(n), PositionsNumSegments(n),
                   PositionsUseLocal(n, k), d_positions, d_kept);

@@ -42,8 +42,8 @@ cudaError_t LaunchBitmapOffsets(const uint32_t* d_bitmaps, int64_t num_bitmaps,
 
 // Writes the positions block of a selection, and the items it keeps.
 //
-//   d_selected   [ceil(n / 32)] bit i mod 32 of word i div 32 belongs to item i; exactly k bits set,
-//                none from n on. With fewer or more, block and items are not meaningful.
+//   d_selected   [ceil(n / 32)] bit i mod 32 of word i div 32 belongs to item i. Exactly k bits are
+//                set, none from n on; with fewer or more, block and items are not meaningful.
 //   d_values     [n, components]
 //   d_positions  [PositionsNumWords(n, k)], every word is written.
 //   d_kept       [k, components]
@@ -62,7 +62,7 @@ cudaError_t LaunchPositionsGather(const uint32_t* d_selected, const float* d_val
 //   d_kept       [num_workers, k, components]
 //   d_sum        [n, components], every float is written.
 //
-// Limits: 0 <= k <= n <= kMaxSize, components 1 or 2, 0 <= num_workers * (NumTiles(n) + 1) <= kMaxSize.
+// Limits: as LaunchPositionsGather, and 0 <= num_workers * (NumTiles(n) + 1) <= kMaxSize.
 size_t PositionsSumWorkspaceBytes(int64_t num_workers, int64_t n, int64_t k);
 cudaError_t LaunchPositionsSum(const uint32_t* d_positions, const float* d_kept,
                                int64_t num_workers, int64_t n, int components, int64_t k,

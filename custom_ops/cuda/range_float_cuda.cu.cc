@@ -74,8 +74,7 @@ __device__ Header MakeHeader(const Extremes& extremes, const GivenRange& range,
 __device__ BlockTable MakeBlockTable(const Header& header, int num_bits, int mantissa_bits,
                                      uint32_t parameters) {
   BlockTable result = {};
-  result.exists =
-      header.parameters == parameters && BoundsAreValid(header.lo_bits, header.hi_bits);
+  result.exists = header.parameters == parameters && BoundsAreValid(header.lo_bits, header.hi_bits);
   if (result.exists) {
     result.table = MakeRangeFloatTable(FloatOf(header.lo_bits), FloatOf(header.hi_bits), num_bits,
                                        mantissa_bits);
@@ -105,11 +104,12 @@ __global__ void ExtremesKernel(const float* values, int64_t count, Extremes* ext
   }
 }
 
-// Word `word` of the stream of kThreads codes; codes that a word holds in part give that part.
+// Word `word` of the stream of kThreads codes, which fill whole words. A code that lies in two
+// words gives a part of itself to each.
 __device__ uint32_t PackWord(const uint32_t* codes, int num_bits, int word) {
   const int begin = word * 32;
   uint32_t packed = 0;
-  for (int i = begin / num_bits; i < kThreads && i * num_bits < begin + 32; ++i) {
+  for (int i = begin / num_bits; i * num_bits < begin + 32; ++i) {
     const int shift = i * num_bits - begin;
     packed |= shift >= 0 ? codes[i] << shift : codes[i] >> -shift;
   }
@@ -119,9 +119,8 @@ __device__ uint32_t PackWord(const uint32_t* codes, int num_bits, int word) {
 // One thread per value encodes it, and writes its error unless `error` is null; the block's first
 // threads then write one word of codes each. Block 0 writes the header.
 __global__ void EncodeKernel(const float* values, int64_t count, const Extremes* extremes,
-                             GivenRange range, int num_bits, int mantissa_bits,
-                             uint32_t parameters, int64_t code_words, uint32_t* words,
-                             float* error) {
+                             GivenRange range, int num_bits, int mantissa_bits, uint32_t parameters,
+                             int64_t code_words, uint32_t* words, float* error) {
   __shared__ BlockTable shared_table;
   __shared__ uint32_t codes[kThreads];
   if (threadIdx.x == 0) {

@@ -29,8 +29,8 @@ size_t RangeFloatEncodeWorkspaceBytes();
 //   range        null: from the values. Else given, in host memory, read before the return.
 //   d_workspace  device memory, aligned to 4 bytes; what it contains does not matter.
 //   d_words      [RangeFloatNumWords(count, params)], every word is written.
-//   d_error      [count] values minus what a decoder reads; 0 everywhere if any value is Inf or NaN.
-//                May be null, and may be `d_values` itself.
+//   d_error      [count] values minus what a decoder reads, or 0 everywhere if any value is Inf or
+//                NaN. May be null, and may be `d_values` itself.
 //
 // Limits: 0 <= count <= kMaxSize, parameters and range as in core/range_float.h.
 cudaError_t LaunchRangeFloatEncode(const float* d_values, int64_t count, const ValueRange* range,

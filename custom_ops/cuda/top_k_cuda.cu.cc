@@ -67,8 +67,8 @@ __global__ void HistogramKernel(Items items, Digit digit, Selection* selection) 
   }
 }
 
-// One block of kThreads finds the bin of the k-th largest key and appends it to the key. Each thread
-// has a run of bins, thread 0 that of the largest, and clears them.
+// One block of kThreads finds the bin of the k-th largest key and appends it to the key. Each
+// thread has a run of bins, thread 0 that of the largest, and clears them.
 __global__ void PickDigitKernel(Digit digit, int64_t k, Selection* selection) {
   const int run = (1 << digit.bits) / kThreads;
   const int first = (1 << digit.bits) - 1 - static_cast<int>(threadIdx.x) * run;
@@ -93,15 +93,15 @@ __global__ void PickDigitKernel(Digit digit, int64_t k, Selection* selection) {
 }
 
 // One thread per item, and per bit up to the end of the last tile, compares its key with the k-th;
-// one thread of each warp writes the warp's two words, one bit an item.
+// one thread of each warp writes the warp's two words, one bit an item. Bits from n on have the key
+// 0, which is above none, and if it is a tie, it is one too late to be kept.
 __global__ void CompareKernel(Items items, const Selection* selection, int64_t num_words,
                               uint32_t* above, uint32_t* ties) {
   const int64_t item = GlobalThread();
   const uint32_t kth = selection->key;
   const uint32_t key = item < items.n ? items.KeyAt(item) : 0;
-  const bool exists = item < items.n;
-  const uint32_t above_word = __ballot_sync(~0u, exists && key > kth);
-  const uint32_t ties_word = __ballot_sync(~0u, exists && key == kth);
+  const uint32_t above_word = __ballot_sync(~0u, key > kth);
+  const uint32_t ties_word = __ballot_sync(~0u, key == kth);
   if (item % kWarp == 0 && item / kWarp < num_words) {
     above[item / kWarp] = above_word;
     ties[item / kWarp] = ties_word;

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Exact top-k on a GPU: core/top_k.h with device pointers, the same bits.
 //
-// The k-th largest key is found by radix selection: a histogram of the keys' upper bits, then one of
-// the next bits of the keys that agree with it so far, three in all. What was found stays in device
-// memory, so that nothing waits for the device between the passes. One more pass marks the items
-// above that key and those equal to it, of which the first ones are kept.
+// The k-th largest key is found by radix selection: a histogram of the keys' upper bits, then one
+// of the next bits of the keys that agree with it so far, three in all. What was found stays in
+// device memory, so that nothing waits for the device between the passes. One more pass marks the
+// items above that key and those equal to it, of which the first ones are kept.
 
 #ifndef GRADCOMP_CUDA_TOP_K_CUDA_H_
 #define GRADCOMP_CUDA_TOP_K_CUDA_H_

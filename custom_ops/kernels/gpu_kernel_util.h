@@ -34,9 +34,8 @@ class Workspace {
  public:
   absl::Status Allocate(::tensorflow::OpKernelContext* context, size_t bytes) {
     bytes_ = bytes;
-    return context->allocate_temp(::tensorflow::DT_UINT8,
-                                  ::tensorflow::TensorShape({static_cast<int64_t>(bytes)}),
-                                  &tensor_);
+    return context->allocate_temp(
+        ::tensorflow::DT_UINT8, ::tensorflow::TensorShape({static_cast<int64_t>(bytes)}), &tensor_);
   }
   void* data() { return tensor_.flat<uint8_t>().data(); }
   size_t bytes() const { return bytes_; }

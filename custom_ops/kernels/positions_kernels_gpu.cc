@@ -34,18 +34,21 @@ class PositionsSumGpuOp : public OpKernel {
     const int64_t n = size.scalar<int64_t>()();
     const int64_t k = kept.dim_size(1);
     OP_REQUIRES_OK(context, CheckSizeForGpu(n));
-    OP_REQUIRES(context, n >= k && positions.dim_size(1) == PositionsNumWords(n, k),
-                absl::InvalidArgumentError(
-                    "positions of shape " + positions.shape().DebugString() +
-                    " cannot hold positions blocks of " + std::to_string(k) + " of " +
-                    std::to_string(n) + " items"));
+    OP_REQUIRES(context, n >= k,
+                absl::InvalidArgumentError("kept must hold at most size items a worker, got " +
+                                           std::to_string(k) + " with size " + std::to_string(n)));
+    // Also keeps a wrong size from asking for absurd amounts of memory.
+    OP_REQUIRES(context, positions.dim_size(1) == PositionsNumWords(n, k),
+                absl::InvalidArgumentError("positions of shape " + positions.shape().DebugString() +
+                                           " cannot hold positions blocks of " + std::to_string(k) +
+                                           " of " + std::to_string(n) + " items"));
     TensorShape sum_shape({n});
     if (components == 2) sum_shape.AddDim(2);
     Tensor* sum = nullptr;
     OP_REQUIRES_OK(context, context->allocate_output(0, sum_shape, &sum));
     Workspace workspace;
-    OP_REQUIRES_OK(context, workspace.Allocate(context, cuda::PositionsSumWorkspaceBytes(
-                                                            num_workers, n, k)));
+    OP_REQUIRES_OK(
+        context, workspace.Allocate(context, cuda::PositionsSumWorkspaceBytes(num_workers, n, k)));
     OP_REQUIRES_OK(context, ToTensorFlowStatus(cuda::LaunchPositionsSum(
                                 WordsOf(positions), FloatsOf(kept), num_workers, n, components, k,
                                 workspace.data(), workspace.bytes(), StreamOf(context),
@@ -72,14 +75,17 @@ class PositionsReplaceGpuOp : public OpKernel {
     const int64_t n = values.dim_size(0);
     const int64_t k = kept.dim_size(0);
     OP_REQUIRES_OK(context, CheckSizeForGpu(n));
-    OP_REQUIRES(context, k <= n && positions.dim_size(0) == PositionsNumWords(n, k),
-                absl::InvalidArgumentError(
-                    "positions of shape " + positions.shape().DebugString() +
-                    " cannot hold the positions block of " + std::to_string(k) + " of " +
-                    std::to_string(n) + " items"));
+    OP_REQUIRES(context, k <= n,
+                absl::InvalidArgumentError("kept must hold at most the items of values, got " +
+                                           std::to_string(k) + " of " + std::to_string(n)));
+    OP_REQUIRES(
+        context, positions.dim_size(0) == PositionsNumWords(n, k),
+        absl::InvalidArgumentError("positions of shape " + positions.shape().DebugString() +
+                                   " cannot hold the positions block of " + std::to_string(k) +
+                                   " of " + std::to_string(n) + " items"));
     Tensor* replaced = nullptr;
-    OP_REQUIRES_OK(context, context->forward_input_or_allocate_output({0}, 0, values.shape(),
-                                                                      &replaced));
+    OP_REQUIRES_OK(context,
+                   context->forward_input_or_allocate_output({0}, 0, values.shape(), &replaced));
     const float* const from = FloatsOf(values);
     float* const to = MutableFloatsOf(replaced);
     const cudaStream_t stream = StreamOf(context);

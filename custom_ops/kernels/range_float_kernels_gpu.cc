@@ -34,8 +34,7 @@ class RangeFloatEncodeGpuOp : public RangeFloatGpuOp {
   void Compute(OpKernelContext* context) override {
     const Tensor& values = context->input(0);
     const Tensor& range = context->input(1);
-    OP_REQUIRES(context,
-                range.dims() == 1 && (range.dim_size(0) == 0 || range.dim_size(0) == 2),
+    OP_REQUIRES(context, range.dims() == 1 && (range.dim_size(0) == 0 || range.dim_size(0) == 2),
                 absl::InvalidArgumentError("range must have shape [0] or [2], got " +
                                            range.shape().DebugString()));
     const bool has_range = range.dim_size(0) == 2;
@@ -48,9 +47,8 @@ class RangeFloatEncodeGpuOp : public RangeFloatGpuOp {
     const int64_t count = values.NumElements();
     OP_REQUIRES_OK(context, CheckSizeForGpu(count));
     Tensor* words = nullptr;
-    OP_REQUIRES_OK(context,
-                   context->allocate_output(
-                       0, TensorShape({RangeFloatNumWords(count, params_)}), &words));
+    OP_REQUIRES_OK(context, context->allocate_output(
+                                0, TensorShape({RangeFloatNumWords(count, params_)}), &words));
     Tensor* error = nullptr;
     OP_REQUIRES_OK(context, context->allocate_output(1, values.shape(), &error));
     Workspace workspace;
@@ -73,15 +71,17 @@ class RangeFloatDecodeGpuOp : public RangeFloatGpuOp {
     OP_REQUIRES_OK(context, CheckRank(count_input, "count", 0));
     const int64_t count = count_input.scalar<int64_t>()();
     OP_REQUIRES_OK(context, CheckSizeForGpu(count));
-    OP_REQUIRES(context,
-                count >= 0 && words.dim_size(1) == RangeFloatNumWords(count, params_),
-                absl::InvalidArgumentError("words of shape " + words.shape().DebugString() +
-                                           " cannot hold range float blocks of " +
-                                           std::to_string(count) + " values of " +
-                                           std::to_string(params_.num_bits) + " bits"));
+    OP_REQUIRES(context, count >= 0,
+                absl::InvalidArgumentError("count must be >= 0, got " + std::to_string(count)));
+    // Also keeps a wrong count from asking for absurd amounts of memory.
+    OP_REQUIRES(
+        context, words.dim_size(1) == RangeFloatNumWords(count, params_),
+        absl::InvalidArgumentError("words of shape " + words.shape().DebugString() +
+                                   " cannot hold range float blocks of " + std::to_string(count) +
+                                   " values of " + std::to_string(params_.num_bits) + " bits"));
     Tensor* values = nullptr;
-    OP_REQUIRES_OK(context, context->allocate_output(
-                                0, TensorShape({words.dim_size(0), count}), &values));
+    OP_REQUIRES_OK(context,
+                   context->allocate_output(0, TensorShape({words.dim_size(0), count}), &values));
     OP_REQUIRES_OK(context, ToTensorFlowStatus(cuda::LaunchRangeFloatDecode(
                                 WordsOf(words), words.dim_size(0), count, params_,
                                 StreamOf(context), MutableFloatsOf(values))));

@@ -32,15 +32,14 @@ class TopKSelectGpuOp : public OpKernel {
     OP_REQUIRES(context, 1 <= k && k <= n,
                 absl::InvalidArgumentError("count must be in 1.." + std::to_string(n) +
                                            " (the number of items), got " + std::to_string(k)));
-    OP_REQUIRES(context,
-                row_length_ == 0 || (components == 2 && n % (row_length_ / 2 + 1) == 0),
-                absl::InvalidArgumentError(
-                    "row_length " + std::to_string(row_length_) +
-                    " needs complex items, a multiple of " + std::to_string(row_length_ / 2 + 1) +
-                    " of them; got shape " + values.shape().DebugString()));
+    OP_REQUIRES(context, row_length_ == 0 || (components == 2 && n % (row_length_ / 2 + 1) == 0),
+                absl::InvalidArgumentError("row_length " + std::to_string(row_length_) +
+                                           " needs complex items, a multiple of " +
+                                           std::to_string(row_length_ / 2 + 1) +
+                                           " of them; got shape " + values.shape().DebugString()));
     Tensor* positions = nullptr;
-    OP_REQUIRES_OK(context, context->allocate_output(0, TensorShape({PositionsNumWords(n, k)}),
-                                                     &positions));
+    OP_REQUIRES_OK(context,
+                   context->allocate_output(0, TensorShape({PositionsNumWords(n, k)}), &positions));
     TensorShape kept_shape = values.shape();
     kept_shape.set_dim(0, k);
     Tensor* kept = nullptr;

@@ -4,13 +4,13 @@
 // where a GPU would only misbehave now and then.
 //
 // A thread runs until it finishes or reaches a barrier. Blocks, and the threads between two
-// barriers, run in random order, so that a missing barrier shows as a wrong result. Shared memory is
-// garbage at the start of every block. Threads that wait at different barriers, or for threads that
-// have returned, end the program with a message. Device memory is host memory of exactly the size
-// asked for, so that the address sanitizer sees what a kernel does outside it.
+// barriers, run in random order, so that a missing barrier shows as a wrong result. Shared memory
+// is garbage at the start of every block. Threads that wait at different barriers, or for threads
+// that have returned, end the program with a message. Device memory is host memory of exactly the
+// size asked for, so that the address sanitizer sees what a kernel does outside it.
 //
-// Not emulated is whatever comes of threads being truly simultaneous: that a plain addition from two
-// threads may lose one of them, for example.
+// Not emulated is whatever comes of threads being truly simultaneous: that a plain addition from
+// two threads may lose one of them, for example.
 
 #ifndef GRADCOMP_TESTS_CUDA_CUDA_EMULATION_H_
 #define GRADCOMP_TESTS_CUDA_CUDA_EMULATION_H_
@@ -60,8 +60,8 @@ constexpr size_t kStackBytes = 64 * 1024;
 extern "C" uint32_t __start_gradcomp_shared[] __attribute__((weak));
 extern "C" uint32_t __stop_gradcomp_shared[] __attribute__((weak));
 
-// For functions that jump or return twice: no variable of a caller may be in a register meanwhile, and
-// the sanitizer is told of the change of stacks by hand.
+// For functions that jump or return twice: no variable of a caller may be in a register meanwhile,
+// and the sanitizer is told of the change of stacks by hand.
 #define GRADCOMP_NO_INLINE __attribute__((noinline, no_sanitize("address")))
 
 using Registers = void* [5];  // what __builtin_setjmp saves
@@ -184,7 +184,7 @@ class Device {
     for (size_t first = 0; first + kWarpSize <= threads_.size(); first += kWarpSize) {
       is_released |= ReleaseWarp(&threads_[first]);
     }
-    if (!is_released) Fail("threads wait at different barriers, or for threads that have returned,");
+    if (!is_released) Fail("threads wait at different barriers, or for finished threads,");
     return true;
   }
 
@@ -204,7 +204,8 @@ class Device {
     return true;
   }
 
-  // Volatile, or the compiler makes it a memset, which minds the sanitizer's zones between variables.
+  // Volatile, or the compiler makes it a memset, which minds the sanitizer's zones between
+  // variables.
   __attribute__((no_sanitize("address"))) static void FillSharedMemory() {
     for (volatile uint32_t* word = __start_gradcomp_shared; word < __stop_gradcomp_shared; ++word) {
       *word = 0xa5a5a5a5u;
@@ -267,8 +268,8 @@ class Device {
     SwitchToHost();
   }
 
-  // The compiler's own setjmp and longjmp: the library's functions for contexts make a system call for
-  // the signal mask, and its longjmp makes the address sanitizer clear whole stacks.
+  // The compiler's own setjmp and longjmp: the library's functions for contexts make a system call
+  // for the signal mask, and its longjmp makes the address sanitizer clear whole stacks.
   GRADCOMP_NO_INLINE void Resume(Fiber* fiber) {
     running_ = fiber;
     void* host_frames = nullptr;

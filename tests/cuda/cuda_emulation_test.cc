@@ -163,9 +163,7 @@ void TestMistakesEndTheProgram() {
   CHECK(Dies([&] { GRADCOMP_LAUNCH(HalfBallotKernel, 1, kThreads, nullptr, words.data()); }));
 #if defined(__SANITIZE_ADDRESS__)
   const auto index_dies = [&](uint32_t* data, int shared_index) {
-    return Dies([&] {
-      GRADCOMP_LAUNCH(OutsideKernel, 1, kThreads, nullptr, data, shared_index);
-    });
+    return Dies([&] { GRADCOMP_LAUNCH(OutsideKernel, 1, kThreads, nullptr, data, shared_index); });
   };
   CHECK(!index_dies(words.data(), 0));
   CHECK(index_dies(words.data() + 1, 0));

@@ -82,8 +82,8 @@ void TestBlock(int64_t n, int64_t k, int components, int64_t num_workers, Kind k
               .ok());
 
     // No more words than the launcher may read.
-    DeviceBuffer<uint32_t> d_selected(std::vector<uint32_t>(
-        selected.begin(), selected.begin() + PositionsBitmapWords(n)));
+    DeviceBuffer<uint32_t> d_selected(
+        std::vector<uint32_t>(selected.begin(), selected.begin() + PositionsBitmapWords(n)));
     DeviceBuffer<uint32_t> d_block(num_words);
     DeviceBuffer<float> d_values(values), d_kept(k * components);
     DeviceBuffer<char> workspace(static_cast<int64_t>(cuda::PositionsGatherWorkspaceBytes(n)));
@@ -140,6 +140,25 @@ void TestLargeBlocks() {
   TestBlock(300001, 45000, 1, 2, kFinite, &random);
 }
 
+// A selection of another number of items than k writes nothing outside the arrays.
+void TestGatherOfWrongCount() {
+  CurrentCase() = "gather of a wrong count";
+  for (int64_t n : {100, 70000}) {
+    for (uint32_t word : {0u, ~0u}) {
+      const int64_t k = n / 50;
+      DeviceBuffer<uint32_t> d_selected(
+          std::vector<uint32_t>(static_cast<size_t>(PositionsBitmapWords(n)), word));
+      DeviceBuffer<uint32_t> d_block(PositionsNumWords(n, k));
+      DeviceBuffer<float> d_values(n), d_kept(k);
+      DeviceBuffer<char> workspace(static_cast<int64_t>(cuda::PositionsGatherWorkspaceBytes(n)));
+      CHECK(cuda::LaunchPositionsGather(d_selected.data(), d_values.data(), n, 1, k,
+                                        workspace.data(), workspace.Bytes(), nullptr,
+                                        d_block.data(), d_kept.data()) == cudaSuccess);
+      CHECK(static_cast<int64_t>(d_kept.ToVector().size()) == k);
+    }
+  }
+}
+
 // Sums are rounded after every worker: another order, or a wider sum, gives other bits.
 void TestOrderOfSum() {
   CurrentCase() = "order of the sum";
@@ -150,15 +169,16 @@ void TestOrderOfSum() {
     for (int worker = 0; worker < 4; ++worker) {
       blocks.insert(blocks.end(), block.begin(), block.end());
     }
-    // (((0 + 1) + 2^24) + 1) - 2^24: both ones are lost. Any other order keeps one at least, or two.
+    // (((0 + 1) + 2^24) + 1) - 2^24: both ones are lost. Any other order keeps one at least, or
+    // two.
     const std::vector<float> sum = DeviceSum(blocks, {1.0f, 0x1p24f, 1.0f, -0x1p24f}, 4, n, 1, 1);
     CHECK(sum[7] == 0.0f);
     CHECK(sum[6] == 0.0f && !std::signbit(sum[6]));
   }
 }
 
-// The second of two workers sends `bad`; the first keeps the same number of items, correctly. NaN is
-// expected in the items first..last-1, and what the first worker sent is not touched elsewhere.
+// The second of two workers sends `bad`; the first keeps the same number of items, correctly. NaN
+// is expected in the items first..last-1, and what the first worker sent is not touched elsewhere.
 void ExpectNan(const char* what, const std::vector<uint32_t>& good,
                const std::vector<uint32_t>& bad, int64_t n, int64_t k, int64_t first,
                int64_t last) {
@@ -222,6 +242,15 @@ void TestCorruptLocals() {
   bad[1] = 21;  // adds up to 5 in 32 bits
   ExpectNan("counts that wrap around", good, bad, n, 5, 0, n);
   bad = good;
+  bad[0] = 65536;  // which the segment has, but the block does not
+  bad[1] = 5 - 65536u;
+  ExpectNan("counts that wrap around, one of them possible", good, bad, n, 5, 0, n);
+  const std::vector<uint32_t> even = OraclePositions({5, 9, 65535, 65536}, n);
+  bad = even;
+  bad[0] = 5;
+  bad[1] = 4 - 5u;
+  ExpectNan("counts that wrap around, one of them too large by 1", even, bad, n, 4, 0, n);
+  bad = good;
   bad[0] = 5;
   bad[1] = 0;
   ExpectNan("counts that move indices to another segment", good, bad, n, 5, 0, 65536);
@@ -284,8 +313,7 @@ void TestRefused() {
   CHECK(sum(cuda::kMaxSize, 4, 1, 1, size_t{1} << 40) == cudaErrorInvalidValue);
   CHECK(replace(4, 3, 1, 64) == cudaErrorInvalidValue);
   CHECK(replace(4, 1, 5, 64) == cudaErrorInvalidValue);
-  CHECK(replace(4, 1, 1, cuda::PositionsReplaceWorkspaceBytes(4, 1) - 1) ==
-        cudaErrorInvalidValue);
+  CHECK(replace(4, 1, 1, cuda::PositionsReplaceWorkspaceBytes(4, 1) - 1) == cudaErrorInvalidValue);
   CHECK(gather(0, 1, 0, 64) == cudaSuccess);
   CHECK(sum(3, 0, 1, 0, 64) == cudaSuccess);
   CHECK(replace(0, 2, 0, 64) == cudaSuccess);
@@ -297,6 +325,7 @@ void TestRefused() {
 int main() {
   gradcomp::TestBlocks();
   gradcomp::TestLargeBlocks();
+  gradcomp::TestGatherOfWrongCount();
   gradcomp::TestOrderOfSum();
   gradcomp::TestCorruptBitmaps();
   gradcomp::TestCorruptLocals();

@@ -44,11 +44,10 @@ void TestValues(const std::vector<float>& values, const ValueRange* range,
   const int64_t num_words = RangeFloatNumWords(count, params);
   std::vector<uint32_t> words(static_cast<size_t>(num_words));
   std::vector<float> error(values.size()), decoded(values.size());
-  CHECK(RangeFloatEncode(values.data(), count, range, params, SerialFor, words.data(),
-                         error.data())
+  CHECK(RangeFloatEncode(values.data(), count, range, params, SerialFor, words.data(), error.data())
             .ok());
-  CHECK(RangeFloatDecode(words.data(), 1, num_words, count, params, SerialFor, decoded.data())
-            .ok());
+  CHECK(
+      RangeFloatDecode(words.data(), 1, num_words, count, params, SerialFor, decoded.data()).ok());
 
   DeviceBuffer<char> workspace(static_cast<int64_t>(cuda::RangeFloatEncodeWorkspaceBytes()));
   DeviceBuffer<float> d_values(values), d_error(count);
@@ -70,9 +69,9 @@ void TestValues(const std::vector<float>& values, const ValueRange* range,
   // Three workers of which the middle one sends nothing but zeros.
   std::vector<float> zeros(values.size()), expected = decoded;
   std::vector<uint32_t> blocks = words, zero_words(words.size());
-  CHECK(RangeFloatEncode(zeros.data(), count, nullptr, params, SerialFor, zero_words.data(),
-                         nullptr)
-            .ok());
+  CHECK(
+      RangeFloatEncode(zeros.data(), count, nullptr, params, SerialFor, zero_words.data(), nullptr)
+          .ok());
   for (const auto& block : {zero_words, words}) {
     blocks.insert(blocks.end(), block.begin(), block.end());
   }
@@ -158,11 +157,11 @@ void TestCorruptHeaders() {
     uint32_t value;
   };
   const Change changes[] = {
-      {"lo positive", 0, 0x3f800000u},    {"lo -0", 0, 0x80000000u},
-      {"lo -Inf", 0, 0xff800000u},        {"lo NaN", 0, 0xffc00000u},
-      {"hi negative", 1, 0xbf800000u},    {"hi -0", 1, 0x80000000u},
-      {"hi Inf", 1, 0x7f800000u},         {"hi NaN", 1, 0x7fc00000u},
-      {"other num_bits", 2, 9 | 3 << 4},  {"other mantissa_bits", 2, 8 | 4 << 4},
+      {"lo positive", 0, 0x3f800000u},     {"lo -0", 0, 0x80000000u},
+      {"lo -Inf", 0, 0xff800000u},         {"lo NaN", 0, 0xffc00000u},
+      {"hi negative", 1, 0xbf800000u},     {"hi -0", 1, 0x80000000u},
+      {"hi Inf", 1, 0x7f800000u},          {"hi NaN", 1, 0x7fc00000u},
+      {"other num_bits", 2, 9 | 3 << 4},   {"other mantissa_bits", 2, 8 | 4 << 4},
       {"unused bit", 2, 8 | 3 << 4 | 512}, {"flag and bounds", 2, 8 | 3 << 4 | 1u << 31},
   };
   for (const Change& change : changes) {
@@ -200,19 +199,17 @@ void TestRefused() {
     return cuda::LaunchRangeFloatDecode(u.data(), num_workers, count, params, nullptr, f.data());
   };
   const size_t bytes = cuda::RangeFloatEncodeWorkspaceBytes();
-  for (const RangeFloatParams& params :
-       {RangeFloatParams{5, 2}, RangeFloatParams{13, 3}, RangeFloatParams{8, 0},
-        RangeFloatParams{8, 7}}) {
+  for (const RangeFloatParams& params : {RangeFloatParams{5, 2}, RangeFloatParams{13, 3},
+                                         RangeFloatParams{8, 0}, RangeFloatParams{8, 7}}) {
     CHECK(encode(4, params, nullptr, bytes) == cudaErrorInvalidValue);
     CHECK(decode(1, 4, params) == cudaErrorInvalidValue);
   }
   const RangeFloatParams params = {8, 3};
   {
     const ScopedFlush flush;  // denormals of the wrong sign are wrong all the same
-    for (const ValueRange& range :
-         {ValueRange{1, 2}, ValueRange{-2, -1}, ValueRange{-kInf, 0}, ValueRange{0, kInf},
-          ValueRange{kNan, 0}, ValueRange{0, kNan}, ValueRange{Float(1), 0},
-          ValueRange{0, Float(0x80000001u)}}) {
+    for (const ValueRange& range : {ValueRange{1, 2}, ValueRange{-2, -1}, ValueRange{-kInf, 0},
+                                    ValueRange{0, kInf}, ValueRange{kNan, 0}, ValueRange{0, kNan},
+                                    ValueRange{Float(1), 0}, ValueRange{0, Float(0x80000001u)}}) {
       CHECK(encode(4, params, &range, bytes) == cudaErrorInvalidValue);
     }
   }

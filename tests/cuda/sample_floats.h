@@ -16,14 +16,14 @@ namespace gradcomp {
 enum Kind {
   kNormal,
   kTies,
-  kZero,      // of both signs
-  kEqual,     // magnitudes
-  kSparse,    // zeros, mostly
+  kZero,    // of both signs
+  kEqual,   // magnitudes
+  kSparse,  // zeros, mostly
   kPositive,
   kNegative,
   kDenormal,
-  kFinite,    // any finite pattern
-  kBits,      // any pattern: a few Inf and many NaN
+  kFinite,  // any finite pattern
+  kBits,    // any pattern: a few Inf and many NaN
   kNumKinds
 };
 

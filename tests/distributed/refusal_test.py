@@ -12,8 +12,8 @@ def test_different_specs_are_refused_before_anything_is_built():
     for index, outcome in enumerate(cluster.run_cluster("probe", arguments)):
         assert outcome.code not in (0, None)
         assert "PlanMismatchError" in outcome.output
-        assert "worker 0: compression default fft:density=0.1" in outcome.output
-        assert "worker 1: compression default fft:density=0.2" in outcome.output
+        assert "worker 0: compression: default fft:density=0.1" in outcome.output
+        assert "worker 1: compression: default fft:density=0.2" in outcome.output
         assert f"This is worker {index}" in outcome.output
 
 
@@ -22,7 +22,7 @@ def test_different_models_are_refused_before_the_first_exchange():
     for outcome in cluster.run_cluster("probe", arguments):
         assert outcome.code not in (0, None)
         assert "PlanMismatchError" in outcome.output
-        assert "worker 0: 100x100 float32" in outcome.output
+        assert "kernel: 100x100 float32" in outcome.output
         assert "worker 1: nothing" in outcome.output
 
 

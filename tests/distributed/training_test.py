@@ -91,6 +91,24 @@ def test_ways_to_train(arguments):
         assert results[0]["history"]["loss"][-1] < results[0]["history"]["loss"][0]
 
 
+@pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16"])
+def test_mixed_precision(policy):
+    results = train(f"--policy={policy}")
+    assert_workers_agree(results)
+    assert_learned(results[0])
+    assert results[0]["iterations"] == 16
+
+
+@pytest.mark.parametrize("worker", [0, 1])
+def test_all_workers_skip_a_step_in_which_one_overflows(worker):
+    results = train("--policy=mixed_float16", f"--overflow-on={worker}", "--epochs=1")
+    smooth = train("--policy=mixed_float16", "--epochs=1")
+    assert results[0]["weights"] == results[1]["weights"]
+    assert results[0]["loss_scale"] == results[1]["loss_scale"] == smooth[0]["loss_scale"] / 2
+    assert results[0]["iterations"] == results[1]["iterations"]
+    assert all(np.isfinite(result["residual_norms"]).all() for result in results)
+
+
 def test_three_workers():
     results = train("--compression=fft", num_workers=3, timeout=180)
     assert_workers_agree(results)

@@ -42,7 +42,7 @@ class CodecPipeline:
         self._num_elements = num_elements
         self._layout = self._codec.transform.layout(num_elements)
         self._feedback = (
-            error_feedback.ErrorFeedback(self._layout.shape, "residual")
+            error_feedback.ErrorFeedback(self._layout.shape, "CPU:0", "residual")
             if compression.error_feedback
             else None
         )

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every private name of TensorFlow and Keras that this package uses, checked when imported.
 
-The names are the same from TensorFlow 2.15 to 2.21. A version that lacks one fails here, at
-import, with a message that names it.
+The names are the same from TensorFlow 2.15 to 2.21. A version that lacks one fails with a message
+that names it: here, at import, or when the first strategy is made, for what only an object has.
+The adapters ``keras2`` and ``keras3`` check their Keras' names in the same way, one by one, as
+they need them.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ _TENSORFLOW_NAMES = {
     "tensorflow.python.distribute.collective_all_reduce_strategy": (
         "CollectiveAllReduceExtended._call_for_each_replica",
         "CollectiveAllReduceExtended._initialize_strategy",
-        "CollectiveAllReduceExtended._use_merge_call",
+        "CollectiveAllReduceExtended._get_replica_id_in_sync_group",
     ),
     "tensorflow.python.distribute.collective_util": ("Options.merge",),
     "tensorflow.python.distribute.cross_device_ops": (
@@ -27,14 +29,39 @@ _TENSORFLOW_NAMES = {
     ),
     "tensorflow.python.distribute.cross_device_utils": (
         "CollectiveReplicaLauncher.all_reduce",
+        "CollectiveReplicaLauncher.all_reduce_indexed_slices",
         "CollectiveReplicaLauncher._all_gather",
         "CollectiveReplicaLauncher._next_instance_key",
         "CollectiveKeys.get_group_key",
     ),
-    "tensorflow.python.distribute.distribute_utils": ("regroup",),
+    "tensorflow.python.distribute.distribute_utils": ("regroup", "select_replica"),
     "tensorflow.python.distribute.values": ("Mirrored",),
     "tensorflow.python.ops.resource_variable_ops": ("ResourceVariable",),
 }
+
+
+# Attributes that objects of these classes have, by the name of the class.
+_OBJECT_NAMES = {
+    "CollectiveAllReduceExtended": (
+        "_collective_keys",
+        "_communication_options",
+        "_cross_device_ops",
+        "_devices",
+        "_id_in_cluster",
+    ),
+    "CollectiveAllReduce": ("_devices", "_group_size", "_launchers", "_lock"),
+}
+# Read where present only: "_distributed_container" and "_unique_id" of variables.
+
+
+def check_object(value: Any, class_name: str) -> None:
+    """Raises ImportError unless an object has the private attributes that are used of it."""
+    for name in _OBJECT_NAMES[class_name]:
+        if not hasattr(value, name):
+            raise ImportError(
+                f"tf_gradcomp needs {class_name}.{name}, which tensorflow {tf.__version__} does "
+                f"not have; supported: {SUPPORTED_TENSORFLOW}"
+            )
 
 
 def require(module_name: str, path: str, package: str, supported: str) -> Any:
@@ -72,7 +99,10 @@ from tensorflow.python.distribute.cross_device_ops import CollectiveAllReduce  #
 from tensorflow.python.distribute.cross_device_utils import (  # noqa: E402
     CollectiveReplicaLauncher,
 )
-from tensorflow.python.distribute.distribute_utils import regroup  # noqa: E402
+from tensorflow.python.distribute.distribute_utils import (  # noqa: E402
+    regroup,
+    select_replica,
+)
 from tensorflow.python.distribute.values import Mirrored  # noqa: E402
 from tensorflow.python.ops.resource_variable_ops import ResourceVariable  # noqa: E402
 
@@ -83,12 +113,15 @@ __all__ = [
     "Mirrored",
     "Options",
     "ResourceVariable",
+    "check_object",
+    "local_variable",
     "regroup",
     "require",
+    "select_replica",
 ]
 
 
-def local_variable(initial_value: Any, name: str) -> tf.Variable:
+def local_variable(initial_value: Any, device: str, name: str) -> tf.Variable:
     """Makes a variable that belongs to this worker alone.
 
     Unlike ``tf.Variable``, this does not pass through the strategy's variable creator, which
@@ -97,7 +130,8 @@ def local_variable(initial_value: Any, name: str) -> tf.Variable:
 
     Args:
       initial_value: a function that returns the initial value.
+      device: where the variable lives.
       name: name of the variable.
     """
-    with tf.init_scope():
+    with tf.init_scope(), tf.device(device):
         return ResourceVariable(initial_value(), trainable=False, name=name)

@@ -18,13 +18,8 @@ JIT_COMPILE_MESSAGE = (
 )
 
 
-def install(model_class: Any, refusal: str | None) -> None:
-    """Wraps ``model_class.compile``.
-
-    Args:
-      model_class: a Keras class with ``compile``.
-      refusal: why this Keras cannot be used with compressed gradients at all, if so.
-    """
+def install(model_class: Any) -> None:
+    """Wraps ``model_class.compile``, where ``model_class`` is a Keras class."""
     original = model_class.compile
     signature = inspect.signature(original)
 
@@ -32,8 +27,6 @@ def install(model_class: Any, refusal: str | None) -> None:
     def checked_compile(self: Any, *args: Any, **kwargs: Any) -> Any:
         strategy = getattr(self, "distribute_strategy", None) or tf.distribute.get_strategy()
         if gradient_scope.is_compressed(strategy):
-            if refusal:
-                raise RuntimeError(refusal)
             arguments = signature.bind(self, *args, **kwargs).arguments
             if arguments.get("jit_compile") is True:
                 raise ValueError(JIT_COMPILE_MESSAGE)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
+from absl import logging
 
 from tf_gradcomp.distribute import collectives as collectives_lib
 from tf_gradcomp.distribute import compat, gradient_scope
@@ -93,18 +94,24 @@ class CompressedCollectiveAllReduce(compat.CollectiveAllReduce):
             )
         results: list[Any] = [None] * len(gradients)
         dense = []
+        others = []
         for index, gradient in enumerate(gradients):
             if isinstance(gradient, tf.IndexedSlices):
+                logging.info("Sparse gradient of %s: sent row by row", variables[index].name)
                 results[index] = self._worker_launcher.all_reduce_indexed_slices(gradient)
+                others.append(results[index].values)
             elif not gradient.shape.is_fully_defined():
+                logging.info("Gradient of %s has no static shape: dense", variables[index].name)
                 results[index] = self._worker_launcher.all_reduce(gradient)
+                others.append(results[index])
             else:
                 dense.append(index)
         if dense:
             reduced = self.reducer.reduce(
                 [gradients[i] for i in dense],
                 [_variable_info(variables[i].name, gradients[i]) for i in dense],
-                tuple(variables[i].key for i in dense),
+                {variables[i].key: variables[i].owner for i in dense},
+                others,
             )
             for index, gradient in zip(dense, reduced, strict=True):
                 results[index] = gradient

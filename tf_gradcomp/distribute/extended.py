@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_gradcomp.agreement import require_agreement
+from tf_gradcomp.agreement import Fact, require_agreement
 from tf_gradcomp.distribute import compat, gradient_scope, keras_adapters
 from tf_gradcomp.distribute.cross_device_ops import CompressedCollectiveAllReduce
 from tf_gradcomp.policy import Policy
@@ -37,7 +37,9 @@ class CompressedExtended(compat.CollectiveAllReduceExtended):
 
     def _initialize_strategy(self, cluster_resolver: Any, devices: Any) -> None:
         super()._initialize_strategy(cluster_resolver, devices)
+        compat.check_object(self, "CollectiveAllReduceExtended")
         stock: Any = self._cross_device_ops
+        compat.check_object(stock, "CollectiveAllReduce")
         self._cross_device_ops = CompressedCollectiveAllReduce(
             self._policy,
             self._id_in_cluster,
@@ -52,11 +54,11 @@ class CompressedExtended(compat.CollectiveAllReduceExtended):
                 self.reducer.collectives,
                 "versions and compression",
                 [
-                    f"tf_gradcomp {__version__}",
-                    f"wire format {WIRE_FORMAT_VERSION}",
-                    f"TensorFlow {tf.__version__}",
-                    f"devices per worker {len(stock._devices)}",
-                    f"compression {self._policy}",
+                    Fact("tf_gradcomp", __version__),
+                    Fact("wire format", str(WIRE_FORMAT_VERSION)),
+                    Fact("TensorFlow", tf.__version__),
+                    Fact("devices per worker", str(len(stock._devices))),
+                    Fact("compression", str(self._policy)),
                 ],
             )
 
@@ -68,13 +70,17 @@ class CompressedExtended(compat.CollectiveAllReduceExtended):
     def _call_for_each_replica(self, fn: Any, args: Any, kwargs: Any) -> Any:
         # A program may import a Keras after it has made the strategy.
         keras_adapters.ensure_installed()
-        return super()._call_for_each_replica(fn, args, kwargs)
-
-    def _use_merge_call(self) -> bool:
-        # With one device a worker, replicas need not meet in a cross-replica context to be
-        # reduced. Not doing so lets gradients be reduced inside of a tf.cond, where merge_call
-        # is not allowed and where Keras 3 puts the reduction when it accumulates gradients.
-        return len(self._devices) > 1 and super()._use_merge_call()
+        if len(self._devices) > 1:
+            return super()._call_for_each_replica(fn, args, kwargs)
+        # TensorFlow runs replicas in threads, which meet where they are reduced; that must not be
+        # inside of a tf.cond, where Keras 3 puts the reduction when it accumulates gradients or
+        # scales losses. A worker's only replica has none to meet and can run right here.
+        replica_id = self._get_replica_id_in_sync_group(0)
+        with (
+            tf.device(self._devices[0]),
+            tf.distribute.ReplicaContext(self._container_strategy(), replica_id),
+        ):
+            return fn(*compat.select_replica(0, args), **compat.select_replica(0, kwargs))
 
 
 def _strategy_options(given: compat.Options | None) -> gradient_scope.StrategyOptions:

@@ -8,6 +8,7 @@ options, which TensorFlow hands from ``ReplicaContext.all_reduce`` down to the c
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple, TypeAlias
 
@@ -24,10 +25,12 @@ class MarkedVariable(NamedTuple):
     Attributes:
       key: identity of the variable, the same in every replica on a worker.
       name: its path in the model if known, else its own name.
+      owner: the variable, or what holds its replicas, without keeping it alive.
     """
 
     key: str
     name: str
+    owner: weakref.ref[Any]
 
 
 class GradientOptions(compat.Options):
@@ -99,7 +102,8 @@ def reduce_pairs(
         variable = pairs[index][1]
         key = variable_key(variable)
         own_name = str(getattr(variable, "path", None) or getattr(variable, "name", key))
-        marked.append(MarkedVariable(key, names.get(key, own_name)))
+        owner = weakref.ref(_all_replicas(variable))
+        marked.append(MarkedVariable(key, names.get(key, own_name), owner))
     reduced = context.all_reduce(
         tf.distribute.ReduceOp.SUM,
         [pairs[index][0] for index in present],
@@ -116,8 +120,14 @@ def variable_key(variable: Any) -> str:
     Args:
       variable: a ``tf.Variable``, one of its replicas, or a Keras 3 variable.
     """
+    variable = _all_replicas(variable)
+    return getattr(variable, "_unique_id", None) or str(id(variable))
+
+
+def _all_replicas(variable: Any) -> Any:
+    """Returns the object that stands for a variable in all replicas."""
     if hasattr(variable, "path") and hasattr(variable, "value"):
         variable = variable.value
     container = getattr(variable, "_distributed_container", None)
-    variable = (container() if container is not None else None) or variable
-    return getattr(variable, "_unique_id", None) or str(id(variable))
+    replicas = None if container is None else container()
+    return variable if replicas is None else replicas

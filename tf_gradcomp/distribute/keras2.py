@@ -44,4 +44,4 @@ def install(keras: ModuleType) -> None:
 
     utils = compat.require(f"{package}.src.optimizers", "utils", package, SUPPORTED)
     utils.all_reduce_sum_gradients = all_reduce_sum_gradients
-    compile_check.install(model_class, None)
+    compile_check.install(model_class)

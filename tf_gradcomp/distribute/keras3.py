@@ -5,6 +5,8 @@
   no public way to say that a reduction is one of gradients.
 - Its BatchNormalization leaves every worker with moving averages of its own data; Keras 2 keeps
   their mean over all replicas, which is what is done here too.
+- Its LossScaleOptimizer decides on each worker alone whether to skip a step. A worker that skips
+  alone leaves the others waiting for its gradients.
 - To learn the shapes of its input it averages a batch of data over all workers: needless, and
   fatal when workers' batches differ in size.
 """
@@ -17,10 +19,12 @@ from types import ModuleType
 from typing import Any
 
 import tensorflow as tf
+from absl import logging
 
 from tf_gradcomp.distribute import compat, compile_check, gradient_scope
 
 MIN_VERSION = (3, 5)
+TESTED_VERSION = (3, 15)
 SUPPORTED = "Keras 3.5 and newer"
 
 
@@ -28,13 +32,33 @@ def install(keras: ModuleType) -> None:
     """Wraps methods of an imported Keras 3, for good.
 
     The wrappers do nothing unless the current strategy compresses.
+
+    Raises:
+      RuntimeError: the version is too old to be used at all.
     """
+    version = tuple(int(part) for part in keras.__version__.split(".")[:2])
+    if version < MIN_VERSION:
+        raise RuntimeError(
+            f"Keras {keras.__version__} sums gradients wrongly under a multi-worker strategy; "
+            "run: pip install --upgrade 'keras>=3.5'"
+        )
+    if version < TESTED_VERSION:
+        logging.warning(
+            "Keras %s is older than %d.%d, with which tf_gradcomp is tested. Gradients are summed "
+            "right, but some older versions report each worker's own metrics: do not let callbacks "
+            "decide by them, as EarlyStopping does.",
+            keras.__version__,
+            *TESTED_VERSION,
+        )
     name = "keras.src.backend.tensorflow.optimizer"
     optimizer_class = compat.require(name, "TFOptimizer", "keras", SUPPORTED)
     compat.require(name, "TFOptimizer._all_reduce_sum_gradients", "keras", SUPPORTED)
     filter_empty = compat.require(name, "filter_empty_gradients", "keras", SUPPORTED)
     trainer_class = compat.require(
         "keras.src.backend.tensorflow.trainer", "TensorFlowTrainer", "keras", SUPPORTED
+    )
+    loss_scale_class = compat.require(
+        "keras.src.optimizers.loss_scale_optimizer", "LossScaleOptimizer", "keras", SUPPORTED
     )
     batch_normalization_class = compat.require(
         "keras.src.layers.normalization.batch_normalization",
@@ -43,21 +67,14 @@ def install(keras: ModuleType) -> None:
         SUPPORTED,
     )
 
-    version = tuple(int(part) for part in keras.__version__.split(".")[:2])
-    too_old = None
-    if version < MIN_VERSION:
-        too_old = (
-            f"Keras {keras.__version__} sums gradients wrongly under a multi-worker strategy; "
-            "run: pip install --upgrade 'keras>=3.5'"
-        )
-
-    _mark_gradients(optimizer_class, filter_empty, too_old)
+    _mark_gradients(optimizer_class, filter_empty)
+    _agree_on_overflow(loss_scale_class)
     _average_statistics(batch_normalization_class)
     _build_from_local_data(trainer_class)
-    compile_check.install(trainer_class, too_old)
+    compile_check.install(trainer_class)
 
 
-def _mark_gradients(optimizer_class: Any, filter_empty: Any, too_old: str | None) -> None:
+def _mark_gradients(optimizer_class: Any, filter_empty: Any) -> None:
     original = optimizer_class._all_reduce_sum_gradients
 
     @functools.wraps(original)
@@ -65,8 +82,6 @@ def _mark_gradients(optimizer_class: Any, filter_empty: Any, too_old: str | None
         compressed = gradient_scope.is_compressed(tf.distribute.get_strategy())
         if not compressed or tf.distribute.get_replica_context() is None:
             return original(self, grads_and_vars)
-        if too_old:
-            raise RuntimeError(too_old)
         pairs = list(grads_and_vars)
         filter_empty(pairs)
         names = {
@@ -76,6 +91,24 @@ def _mark_gradients(optimizer_class: Any, filter_empty: Any, too_old: str | None
         return gradient_scope.reduce_pairs(pairs, names)
 
     optimizer_class._all_reduce_sum_gradients = all_reduce_sum_gradients
+
+
+def _agree_on_overflow(loss_scale_class: Any) -> None:
+    """Lets all workers skip a step when one has an Inf or NaN in its scaled gradients."""
+    original = loss_scale_class.check_finite
+
+    @functools.wraps(original)
+    def check_finite(self: Any, grads: Any) -> Any:
+        finite = original(self, grads)
+        context = tf.distribute.get_replica_context()
+        if context is None or not gradient_scope.is_compressed(tf.distribute.get_strategy()):
+            return finite
+        overflows = context.all_reduce(
+            tf.distribute.ReduceOp.SUM, 1.0 - tf.cast(finite, tf.float32)
+        )
+        return tf.equal(overflows, 0.0)
+
+    loss_scale_class.check_finite = check_finite
 
 
 def _average_statistics(layer_class: Any) -> None:

@@ -29,6 +29,7 @@ def ensure_installed() -> None:
 
     Raises:
       ImportError: a Keras version lacks a name that its adapter needs.
+      RuntimeError: a Keras version is too old.
     """
     for name in ("keras", "tf_keras"):
         module = sys.modules.get(name)

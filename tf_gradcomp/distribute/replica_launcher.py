@@ -32,10 +32,9 @@ class ReplicaLauncher(compat.CollectiveReplicaLauncher):
         options: compat.Options,
     ) -> None:
         super().__init__(group_key, group_size, collective_keys, device, options)
-        with tf.device("CPU:0"):
-            self._next_key = compat.local_variable(
-                lambda: tf.constant(_FIRST_KEY, tf.int32), "collective_key"
-            )
+        self._next_key = compat.local_variable(
+            lambda: tf.constant(_FIRST_KEY, tf.int32), "CPU:0", "collective_key"
+        )
 
     def _next_instance_key(self) -> tf.Tensor:
         if not tf.inside_function():

@@ -23,8 +23,8 @@ class ErrorFeedback:
     gradient that was passed to the exchange.
     """
 
-    def __init__(self, shape: tuple[int, ...], name: str) -> None:
-        self.residual = state.local_zeros(shape, name)
+    def __init__(self, shape: tuple[int, ...], device: str, name: str) -> None:
+        self.residual = state.local_zeros(shape, device, name)
 
     def compensate(self, coefficients: tf.Tensor) -> tf.Tensor:
         """Returns the coefficients plus the residual."""
@@ -42,8 +42,6 @@ def commit(finite: tf.Tensor, updates: Sequence[Update]) -> None:
         bucket, every residual keeps its value: the step is going to be skipped.
       updates: pairs of feedback and new residual.
     """
-    if not updates:
-        return
 
     def store_all() -> tf.Operation | None:
         return tf.group(*[feedback.residual.assign(new) for feedback, new in updates])

@@ -3,13 +3,9 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
 import tensorflow as tf
 
-
-class _Collectives(Protocol):
-    def all_gather(self, words: tf.Tensor) -> tf.Tensor: ...
+from tf_gradcomp.transports.base import Collectives
 
 
 class AllGather:
@@ -19,7 +15,12 @@ class AllGather:
     grows with the number of workers.
     """
 
-    def __init__(self, collectives: _Collectives) -> None:
+    @staticmethod
+    def sent_share(num_workers: int) -> float:
+        """Returns how many times a worker sends its payload."""
+        return num_workers - 1.0
+
+    def __init__(self, collectives: Collectives) -> None:
         self._collectives = collectives
 
     def exchange(self, payload: tf.Tensor) -> tf.Tensor:

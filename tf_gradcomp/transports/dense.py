@@ -3,19 +3,20 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
 import tensorflow as tf
 
-
-class _Collectives(Protocol):
-    def all_reduce(self, tensor: tf.Tensor) -> tf.Tensor: ...
+from tf_gradcomp.transports.base import Collectives
 
 
 class Dense:
-    """One all-reduce per bucket; on a ring each worker sends ``2 (W - 1) / W`` of the bucket."""
+    """One all-reduce per bucket, on a ring of the workers."""
 
-    def __init__(self, collectives: _Collectives) -> None:
+    @staticmethod
+    def sent_share(num_workers: int) -> float:
+        """Returns how many times a worker sends the bucket."""
+        return 2.0 * (num_workers - 1) / num_workers
+
+    def __init__(self, collectives: Collectives) -> None:
         self._collectives = collectives
 
     def sum(self, bucket: tf.Tensor) -> tf.Tensor:

@@ -42,7 +42,44 @@ def custom_loop(spec: str) -> None:
     cluster.report(sums=sums)
 
 
-_SHAPES = {"kernel": (70, 80), "bias": (80,), "scalar": ()}
+def apply_gradients(spec: str) -> None:
+    """A training loop of one's own around optimizer.apply_gradients, in a loop in a function."""
+    strategy = Strategy(spec)
+    tf.keras.utils.set_random_seed(5)
+    with strategy.scope():
+        model = tf.keras.Sequential(
+            [tf.keras.layers.Input((80,)), tf.keras.layers.Dense(70), tf.keras.layers.Dense(1)]
+        )
+        optimizer = tf.keras.optimizers.SGD(0.01, momentum=0.9)
+    worker = strategy.extended.reducer.collectives.worker_index
+
+    @tf.function
+    def train(num_steps):
+        def replica_step():
+            inputs = tf.constant(gradient(worker, (16, 80)))
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(model(inputs) ** 2) / strategy.num_replicas_in_sync
+            variables = model.trainable_variables
+            gradients = tape.gradient(loss, variables)
+            optimizer.apply_gradients(zip(gradients, variables, strict=True))
+            return loss
+
+        loss = 0.0
+        for _ in tf.range(num_steps):
+            loss = strategy.run(replica_step)
+        return loss
+
+    first = float(train(tf.constant(1)))
+    last = float(train(tf.constant(20)))
+    cluster.report(
+        first=first,
+        last=last,
+        weights=[np.asarray(w).ravel().tolist() for w in model.get_weights()],
+        plans=[plan.summary() for plan in strategy.plans],
+    )
+
+
+_SHAPES = {"kernel": (64, 128), "bias": (80,), "scalar": ()}
 
 
 def gradient(worker: int, shape: tf.TensorShape) -> np.ndarray:

@@ -89,13 +89,20 @@ def main() -> None:
     parser.add_argument("--optimizer", default="sgd")
     parser.add_argument("--eagerly", action="store_true")
     parser.add_argument("--steps-per-execution", type=int, default=1)
+    parser.add_argument("--policy", help="of mixed precision")
+    parser.add_argument("--overflow-on", type=int, help="worker whose first batch is infinite")
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--examples", type=int, default=512)
     args = parser.parse_args()
 
     strategy = tfgc.CompressedMultiWorkerMirroredStrategy(args.compression)
     keras.utils.set_random_seed(11)
+    if args.policy:
+        keras.mixed_precision.set_global_policy(args.policy)
     images, labels = make_data(args.examples)
+    if args.overflow_on is not None:
+        # A global batch of 64 is cut in two: the first half goes to worker 0.
+        images[args.overflow_on * 32] = np.inf
     options = tf.data.Options()
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA
     data = tf.data.Dataset.from_tensor_slices((images, labels)).batch(64).with_options(options)
@@ -127,12 +134,19 @@ def main() -> None:
         dense_bytes=monitor.history[-1]["dense_bytes"],
         plans=[plan.summary() for plan in strategy.plans],
         residual_norms=_residual_norms(strategy),
+        iterations=int(tf.convert_to_tensor(model.optimizer.iterations)),
+        loss_scale=_loss_scale(model.optimizer),
     )
+
+
+def _loss_scale(optimizer: keras.optimizers.Optimizer) -> float | None:
+    scale = getattr(optimizer, "dynamic_scale", getattr(optimizer, "loss_scale", None))
+    return None if scale is None else float(tf.convert_to_tensor(scale))
 
 
 def _residual_norms(strategy: tfgc.CompressedMultiWorkerMirroredStrategy) -> list[float]:
     reducer = strategy.extended.reducer
-    exchanges = [exchange for group in reducer._exchanges.values() for exchange in group]
+    exchanges = [exchange for entry in reducer._entries.values() for exchange in entry.exchanges]
     return [
         float(tf.norm(exchange.feedback.residual))
         for exchange in exchanges
