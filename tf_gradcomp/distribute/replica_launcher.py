@@ -9,18 +9,20 @@ import tensorflow as tf
 
 from tf_gradcomp.distribute import compat
 
-# Keys of collectives outside of functions count up from 100; these must never meet them.
+# TensorFlow's own keys count up from 100; these must never meet them.
 _FIRST_KEY = 1 << 30
 
 
 class ReplicaLauncher(compat.CollectiveReplicaLauncher):
-    """``CollectiveReplicaLauncher`` whose keys are counted where collectives run.
+    """``CollectiveReplicaLauncher`` that finds keys inside of loops, too.
 
     Each run of a collective needs a key that is new, and the same on all workers. TensorFlow
-    draws it in Python when a function is called, and hands it in as a hidden argument. That
-    fails when the function is called inside of another one's loop or branch, as Keras 3 does
-    with ``steps_per_execution``: nothing is called from Python there. A counter in a variable
-    counts alike on all workers, as they run the same collectives in the same order.
+    draws all keys of a function in Python when the function is called, and hands them in as hidden
+    arguments. That fails when the function is called inside of another one's loop or branch, as
+    Keras 3 does with ``steps_per_execution``: nothing is called from Python there. In that case
+    alone, a counter in a variable takes over. It counts alike on all workers as long as they
+    run the same collectives in the same order; a step that fails halfway, as one that runs out
+    of data may, would break that, which is why TensorFlow's way is kept wherever it works.
     """
 
     def __init__(
@@ -37,7 +39,24 @@ class ReplicaLauncher(compat.CollectiveReplicaLauncher):
         )
 
     def _next_instance_key(self) -> tf.Tensor:
-        if not tf.inside_function():
+        if not _is_called_inside_of_control_flow():
             return super()._next_instance_key()
         with tf.device("CPU:0"):
             return self._next_key.assign_add(1).read_value()
+
+
+def _is_called_inside_of_control_flow() -> bool:
+    """Whether a function around the current code is being called in a loop or branch."""
+    if not tf.inside_function():
+        return False
+    graph = tf.compat.v1.get_default_graph()
+    while _is_control_flow(graph):  # loops and branches of the function itself are no obstacle
+        graph = graph.outer_graph
+    graph = graph.outer_graph
+    while graph is not None and not _is_control_flow(graph):
+        graph = getattr(graph, "outer_graph", None)
+    return graph is not None
+
+
+def _is_control_flow(graph: Any) -> bool:
+    return getattr(graph, "is_control_flow_graph", False)

@@ -11,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 import tf_gradcomp as tfgc
+from tf_gradcomp.distribute import replica_launcher
 
 keras = tf.keras
 
@@ -136,7 +137,13 @@ def main() -> None:
         residual_norms=_residual_norms(strategy),
         iterations=int(tf.convert_to_tensor(model.optimizer.iterations)),
         loss_scale=_loss_scale(model.optimizer),
+        counted_keys=_counted_keys(strategy),
     )
+
+
+def _counted_keys(strategy: tfgc.CompressedMultiWorkerMirroredStrategy) -> int:
+    launcher = strategy.extended._cross_device_ops._launchers[0]
+    return int(launcher._next_key) - replica_launcher._FIRST_KEY
 
 
 def _loss_scale(optimizer: keras.optimizers.Optimizer) -> float | None:
