@@ -36,7 +36,7 @@ EXTRAS = {
         "clang-format==18.1.8",
         "hypothesis>=6.100",
         "mypy>=1.10",
-        "pytest>=8",
+        "pytest>=9",
         "ruff==0.17.6",
         "setuptools>=65",
         "wheel",
