@@ -134,7 +134,9 @@ def test_one_worker_s_inf_or_nan_reaches_all_and_leaves_every_residual(bad, inde
 
     outcomes = reduce_steps(Policy("fft:density=0.1,scope=layer"), 3, spoil=spoil)
     for history, _, _ in outcomes:
-        assert not np.isfinite(history[1][0][index]).all()
+        # Dense gradients keep their finite elements, as in TensorFlow's own sum.
+        elements = np.isfinite(history[1][0][index])
+        assert not elements.any() if len(SHAPES[index]) > 1 else not elements.all()
         for other in set(range(4)) - {index}:
             assert np.isfinite(history[1][0][other]).all()
         for before, after in zip(history[0][1], history[1][1], strict=True):
@@ -171,7 +173,9 @@ def test_half_precision_gradients_keep_their_type():
 
 
 def test_different_policies_are_refused_on_every_worker():
-    with pytest.raises(PlanMismatchError, match=r"density.*0\.1.*density.*0\.2"):
+    with pytest.raises(
+        PlanMismatchError, match=r"v0: 40x300 .*density=0\.1.*v0: 40x300 .*density=0\.2"
+    ):
         reduce_steps([Policy("fft:density=0.1"), Policy("fft:density=0.2")])
 
 

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Sequence
 
 import tensorflow as tf
@@ -74,11 +73,7 @@ class Plan:
         facts = []
         for index, variable in enumerate(self.variables):
             bucket = self.buckets[bucket_of[index]]
-            how = (
-                "dense"
-                if bucket.compression is None
-                else json.dumps(bucket.compression.to_dict(), sort_keys=True)
-            )
+            how = "dense" if bucket.compression is None else str(bucket.compression)
             shape = "x".join(map(str, variable.shape)) or "scalar"
             value = f"{shape} {variable.dtype} bucket {bucket_of[index]} {how}"
             facts.append(Fact(variable.name, value))

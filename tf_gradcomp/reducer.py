@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
+import numpy as np
 import tensorflow as tf
 from absl import logging
 
@@ -58,8 +59,8 @@ class GradientReducer:
     ) -> list[tf.Tensor]:
         """Sums gradients over the workers.
 
-        An Inf or NaN on any worker reaches all workers in its bucket; the residuals of all
-        buckets then stay as they were before the step, for such a step should be skipped.
+        An Inf or NaN on any worker makes its whole bucket NaN on all workers; the residuals of
+        all buckets then stay as they were before the step, for such a step should be skipped.
 
         Args:
           gradients: dense tensors of static shape.
@@ -165,6 +166,11 @@ class _CompressedExchange:
         payloads = self._transport.exchange(encoded.payload)
         total, payloads_finite = self._codec.decode_sum(payloads, self._layout)
         bucket = transform.inverse(total, self.bucket.num_elements)
+        if not self._codec.lossless:
+            # Bits of a payload that is not finite say nothing about any element of the bucket.
+            bucket = tf.cond(
+                payloads_finite, lambda: bucket, lambda: tf.fill(bucket.shape, np.float32("nan"))
+            )
         sums = _unpack(bucket, gradients)
         narrow = [total for total in sums if total.dtype.size < tf.float32.size]
         update = None if self.feedback is None else (self.feedback, encoded.residual)

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from tf_gradcomp.compression import Compression
 from tf_gradcomp.distribute import extended, keras3, keras_adapters
+from tf_gradcomp.ops import loader
 from tf_gradcomp.plan import Plan
 from tf_gradcomp.policy import Policy, as_policy
 
@@ -45,6 +46,7 @@ class CompressedMultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStr
 
     Raises:
       ValueError: the compression or the options are not valid.
+      ImportError: the native library does not fit, or Keras or TensorFlow lacks what is needed.
       RuntimeError: the Keras in use is older than 3.5, and not Keras 2.15.
       PlanMismatchError: other workers run another version or compression.
     """
@@ -56,6 +58,7 @@ class CompressedMultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStr
         communication_options: tf.distribute.experimental.CommunicationOptions | None = None,
     ) -> None:
         policy = as_policy(compression)
+        loader.load()
         keras_adapters.load_active_keras()
         keras_adapters.ensure_installed()
         # The parent's constructor would make the stock extended object, so it is passed over.

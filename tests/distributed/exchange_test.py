@@ -43,7 +43,7 @@ def test_sparse_gradients_keep_their_rows():
 def test_compressed_sum_has_the_error_that_the_dropped_energy_predicts():
     result = probe("custom_loop", "fft:density=0.3,bits=12,mantissa_bits=8,chunk=4096")[0]
     expected = gradient(0, SHAPE) + gradient(1, SHAPE)
-    error = np.float32(result["sums"][0]).reshapeSHAPE - expected
+    error = np.float32(result["sums"][0]).reshape(SHAPE) - expected
     dropped = sum(dropped_energy(gradient(worker, SHAPE)) for worker in range(2))
     # The workers' errors are independent, so their energies add up but for twice their inner
     # product, whose standard deviation is 1 / sqrt(n) of that sum.
@@ -61,8 +61,10 @@ def dropped_energy(value):
     return energy[: energy.size - int(np.ceil(0.3 * energy.size))].sum()
 
 
-def test_a_training_loop_of_one_s_own_is_compressed():
-    first, second = probe("apply_gradients", "fft:density=0.1")
+@pytest.mark.parametrize("nested", ["plain", "nested"])
+def test_a_training_loop_of_one_s_own_is_compressed(nested):
+    """The step a Python function, or a tf.function of its own."""
+    first, second = probe("apply_gradients", "fft:density=0.1", nested)
     assert first["weights"] == second["weights"]
     assert first["last"] < first["first"] / 2
     assert len(first["plans"]) == 1

@@ -42,6 +42,21 @@ def test_jit_compile_is_refused_when_compiling(strategy):
         model.compile("sgd", "mse")
 
 
+def test_a_saved_model_comes_back_compiled(strategy, tmp_path):
+    path = tmp_path / "model.keras"
+    inputs, targets = np.ones((8, 6), np.float32), np.ones((8, 3), np.float32)
+    with strategy.scope():
+        model = small_model()
+        model.compile(tf.keras.optimizers.SGD(0.1, momentum=0.9), "mse")
+        model.fit(inputs, targets, verbose=0)
+        model.save(path)
+        loaded = tf.keras.models.load_model(path)
+    for each in (model, loaded):
+        each.fit(inputs, targets, verbose=0)
+    for one, other in zip(model.get_weights(), loaded.get_weights(), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
 def test_jit_compile_stays_allowed_under_other_strategies(strategy):
     small_model().compile("sgd", "mse", jit_compile=True)
 

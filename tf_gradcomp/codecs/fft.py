@@ -41,7 +41,7 @@ class FFT(base.Transform):
         if chunk is None:
             return
         if isinstance(chunk, bool) or not isinstance(chunk, int):
-            raise ValueError(f"fft: chunk must be an integer or none, got {chunk!r}")
+            raise ValueError(f"fft: chunk must be an integer or None, got {chunk!r}")
         if not 2 <= chunk <= MAX_CHUNK or chunk & (chunk - 1):
             raise ValueError(
                 f"fft: chunk must be a power of two from 2 to {MAX_CHUNK}, or none, got {chunk}"

@@ -43,7 +43,7 @@ def parameters(name: str) -> dict[str, Any]:
       ValueError: no codec has that name.
     """
     if name not in _BUILDERS:
-        raise ValueError(f"unknown codec {name!r}; known codecs: {', '.join(names())}")
+        raise ValueError(f"unknown codec {name!r}; known codecs: {', '.join([*names(), 'none'])}")
     signature = inspect.signature(_BUILDERS[name])
     return {key: parameter.default for key, parameter in signature.parameters.items()}
 

@@ -70,11 +70,13 @@ class CompressedExtended(compat.CollectiveAllReduceExtended):
     def _call_for_each_replica(self, fn: Any, args: Any, kwargs: Any) -> Any:
         # A program may import a Keras after it has made the strategy.
         keras_adapters.ensure_installed()
-        if len(self._devices) > 1:
+        is_function = isinstance(fn, tf.types.experimental.GenericFunction)
+        if len(self._devices) > 1 or is_function:
             return super()._call_for_each_replica(fn, args, kwargs)
         # TensorFlow runs replicas in threads, which meet where they are reduced; that must not be
         # inside of a tf.cond, where Keras 3 puts the reduction when it accumulates gradients or
-        # scales losses. A worker's only replica has none to meet and can run right here.
+        # scales losses. A worker's only replica has none to meet and can run right here. (For a
+        # tf.function, TensorFlow moves the replicas into it.)
         replica_id = self._get_replica_id_in_sync_group(0)
         with (
             tf.device(self._devices[0]),

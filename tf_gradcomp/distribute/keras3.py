@@ -57,6 +57,7 @@ def install(keras: ModuleType) -> None:
     trainer_class = compat.require(
         "keras.src.backend.tensorflow.trainer", "TensorFlowTrainer", "keras", SUPPORTED
     )
+    base_trainer_class = compat.require("keras.src.trainers.trainer", "Trainer", "keras", SUPPORTED)
     loss_scale_class = compat.require(
         "keras.src.optimizers.loss_scale_optimizer", "LossScaleOptimizer", "keras", SUPPORTED
     )
@@ -71,7 +72,9 @@ def install(keras: ModuleType) -> None:
     _agree_on_overflow(loss_scale_class)
     _average_statistics(batch_normalization_class)
     _build_from_local_data(trainer_class)
-    compile_check.install(trainer_class)
+    # On the class that defines it: Keras takes a `compile` of any other for a custom one, which it
+    # does not call when it loads a model.
+    compile_check.install(base_trainer_class)
 
 
 def _mark_gradients(optimizer_class: Any, filter_empty: Any) -> None:

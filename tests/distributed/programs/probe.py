@@ -42,8 +42,9 @@ def custom_loop(spec: str) -> None:
     cluster.report(sums=sums)
 
 
-def apply_gradients(spec: str) -> None:
+def apply_gradients(spec: str, nested: str) -> None:
     """A training loop of one's own around optimizer.apply_gradients, in a loop in a function."""
+    maybe_function = tf.function if nested == "nested" else lambda function: function
     strategy = Strategy(spec)
     tf.keras.utils.set_random_seed(5)
     with strategy.scope():
@@ -55,6 +56,7 @@ def apply_gradients(spec: str) -> None:
 
     @tf.function
     def train(num_steps):
+        @maybe_function
         def replica_step():
             inputs = tf.constant(gradient(worker, (16, 80)))
             with tf.GradientTape() as tape:
