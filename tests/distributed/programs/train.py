@@ -35,7 +35,7 @@ def make_model(kind: str) -> keras.Model:
                 layers.Embedding(50, 16),
                 layers.GlobalAveragePooling1D(),
                 layers.Dense(512, activation="relu"),
-                layers.Dense(10),
+                layers.Dense(10, dtype="float32"),  # also under mixed precision, as Keras advises
             ]
         )
     sync = getattr(layers, "experimental", layers)
@@ -56,7 +56,7 @@ def make_model(kind: str) -> keras.Model:
             layers.Flatten(),
             layers.Dropout(0.2),
             layers.Dense(64, activation="relu"),
-            layers.Dense(10),
+            layers.Dense(10, dtype="float32"),  # also under mixed precision, as Keras advises
         ]
     )
 
