@@ -113,6 +113,13 @@ def test_a_cluster_too_large_for_an_all_gather_sends_dense():
         assert (bucket.compression is None) == is_dense
 
 
+def test_a_pattern_that_matches_nothing_is_reported(caplog):
+    variables = [VariableInfo("body/kernel", (64, 100), "float32")]
+    make_plan(variables, Policy("fft", rules=(("*haed*", "none"), ("body/*", "fft"))), 2)
+    assert "'*haed*' matches none of the variables body/kernel" in caplog.text
+    assert "'body/*'" not in caplog.text
+
+
 def agree(*facts_of_workers):
     """Lets one worker per argument compare its facts with the others'."""
 

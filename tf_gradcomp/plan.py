@@ -112,6 +112,9 @@ def make_plan(variables: Sequence[VariableInfo], policy: Policy, num_workers: in
     Returns:
       The plan. Compressed buckets come in exchange order, dense ones last.
     """
+    names = [variable.name for variable in variables]
+    for pattern in policy.unmatched_patterns(names):
+        logging.warning("Policy: %r matches none of the variables %s", pattern, ", ".join(names))
     groups: dict[tuple[Compression, int], list[int]] = {}
     sizes: dict[tuple[Compression, int], int] = {}
     generation: dict[Compression, int] = {}

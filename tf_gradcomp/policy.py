@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 import fnmatch
 import math
+from collections.abc import Collection
 from typing import NamedTuple
 
 from tf_gradcomp.compression import Compression
@@ -81,6 +82,20 @@ class Policy:
         if compression.is_dense or variable.dtype not in COMPRESSIBLE_DTYPES:
             return None
         return compression if variable.num_elements else None
+
+    @property
+    def is_dense(self) -> bool:
+        """Whether nothing is compressed, whatever the variables."""
+        compressions = [self.default, *(compression for _, compression in self.rules)]
+        return all(compression.is_dense for compression in compressions)
+
+    def unmatched_patterns(self, names: Collection[str]) -> list[str]:
+        """Returns the rules' patterns that none of the names matches."""
+        return [
+            pattern
+            for pattern, _ in self.rules
+            if not any(fnmatch.fnmatchcase(name, pattern) for name in names)
+        ]
 
     def _rule_for(self, name: str) -> Compression | None:
         matches = (rule for rule in self.rules if fnmatch.fnmatchcase(name, rule[0]))

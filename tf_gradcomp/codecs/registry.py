@@ -42,6 +42,8 @@ def parameters(name: str) -> dict[str, Any]:
     Raises:
       ValueError: no codec has that name.
     """
+    if ":" in name:
+        raise ValueError(f"{name!r} is a spec, not a codec's name: use Compression.from_spec")
     if name not in _BUILDERS:
         raise ValueError(f"unknown codec {name!r}; known codecs: {', '.join([*names(), 'none'])}")
     signature = inspect.signature(_BUILDERS[name])
@@ -63,4 +65,7 @@ def build(name: str, params: dict[str, Any]) -> base.Codec:
         if key not in known:
             allowed = ", ".join(known) or "none"
             raise ValueError(f"codec {name!r} has no parameter {key!r}; its parameters: {allowed}")
-    return _BUILDERS[name](**params)
+    try:
+        return _BUILDERS[name](**params)
+    except ValueError as error:
+        raise ValueError(f"codec {name!r}: {error}") from None

@@ -26,7 +26,7 @@ def install(model_class: Any) -> None:
     @functools.wraps(original)
     def checked_compile(self: Any, *args: Any, **kwargs: Any) -> Any:
         strategy = getattr(self, "distribute_strategy", None) or tf.distribute.get_strategy()
-        if gradient_scope.is_compressed(strategy):
+        if gradient_scope.is_compressed(strategy) and not strategy.policy.is_dense:
             arguments = signature.bind(self, *args, **kwargs).arguments
             if arguments.get("jit_compile") is True:
                 raise ValueError(JIT_COMPILE_MESSAGE)
