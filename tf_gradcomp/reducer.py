@@ -96,7 +96,7 @@ class GradientReducer:
         self, variables: Sequence[VariableInfo], owners: Mapping[str, weakref.ref[Any]]
     ) -> list[_CompressedExchange | _DenseExchange]:
         key = (tuple(owners), tuple(variables))
-        if key not in self._entries:
+        if key not in self._entries or not self._entries[key].is_alive():
             plan = plan_lib.make_plan(variables, self.policy, self.collectives.num_workers)
             require_agreement(self.collectives, "what to exchange for each variable", plan.facts())
             logging.info("Gradient exchange plan:\n%s", plan.summary())

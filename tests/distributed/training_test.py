@@ -101,12 +101,11 @@ def test_mixed_precision(policy):
     assert results[0]["iterations"] == 16
 
 
-@pytest.mark.parametrize("worker", [0, 1])
-def test_all_workers_skip_a_step_in_which_one_overflows(worker):
-    results = train("--policy=mixed_float16", f"--overflow-on={worker}", "--epochs=1")
-    smooth = train("--policy=mixed_float16", "--epochs=1")
+def test_all_workers_skip_a_step_in_which_one_overflows():
+    results = train("--policy=mixed_float16", "--overflow-on=1", "--epochs=1")
     assert results[0]["weights"] == results[1]["weights"]
-    assert results[0]["loss_scale"] == results[1]["loss_scale"] == smooth[0]["loss_scale"] / 2
+    # Every Keras begins with 2**15 and halves it; it doubles after 2,000 steps without overflow.
+    assert results[0]["loss_scale"] == results[1]["loss_scale"] == 2**14
     assert results[0]["iterations"] == results[1]["iterations"]
     assert all(np.isfinite(result["residual_norms"]).all() for result in results)
 
