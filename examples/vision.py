@@ -109,8 +109,10 @@ def train_worker(args: argparse.Namespace) -> None:
     test = test_data(images, num_workers)
 
     # A rate that falls to zero leaves little of the noise in which runs differ from seed to seed.
-    num_steps = args.epochs * int(train.cardinality())
-    rate = tf.keras.optimizers.schedules.CosineDecay(args.learning_rate, num_steps)
+    steps_per_epoch = int(train.cardinality())
+    rate = tf.keras.optimizers.schedules.CosineDecay(
+        args.learning_rate, args.epochs * steps_per_epoch
+    )
     with strategy.scope():
         model = build_model()
         model.compile(
@@ -120,8 +122,16 @@ def train_worker(args: argparse.Namespace) -> None:
         )
     monitor = tfgc.callbacks.CompressionMonitor(args.log_dir)
     verbose = 2 if is_chief else 0
-    # The data come shuffled, which Keras 3 wants to be told.
-    model.fit(train, epochs=args.epochs, callbacks=[monitor], verbose=verbose, shuffle=False)
+    # Repeated data keep one iterator for all epochs: making a new one can stall for seconds. And
+    # they come shuffled, which Keras 3 wants to be told.
+    model.fit(
+        train.repeat(),
+        epochs=args.epochs,
+        steps_per_epoch=steps_per_epoch,
+        callbacks=[monitor],
+        verbose=verbose,
+        shuffle=False,
+    )
     loss, accuracy = model.evaluate(test, verbose=verbose)
 
     if is_chief and args.report:
@@ -130,7 +140,7 @@ def train_worker(args: argparse.Namespace) -> None:
             "seed": args.seed,
             "workers": num_workers,
             "epochs": args.epochs,
-            "steps_per_epoch": int(train.cardinality()),
+            "steps_per_epoch": steps_per_epoch,
             "parameters": model.count_params(),
             "keras": keras_version(),
             "tensorflow": tf.__version__,
