@@ -122,16 +122,8 @@ def train_worker(args: argparse.Namespace) -> None:
         )
     monitor = tfgc.callbacks.CompressionMonitor(args.log_dir)
     verbose = 2 if is_chief else 0
-    # Repeated data keep one iterator for all epochs: making a new one can stall for seconds. And
-    # they come shuffled, which Keras 3 wants to be told.
-    model.fit(
-        train.repeat(),
-        epochs=args.epochs,
-        steps_per_epoch=steps_per_epoch,
-        callbacks=[monitor],
-        verbose=verbose,
-        shuffle=False,
-    )
+    # The data come shuffled, which Keras 3 wants to be told.
+    model.fit(train, epochs=args.epochs, callbacks=[monitor], verbose=verbose, shuffle=False)
     loss, accuracy = model.evaluate(test, verbose=verbose)
 
     if is_chief and args.report:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Builds and runs the C++ tests of the core under the address and undefined-behaviour sanitizers.
+"""Builds and runs the C++ tests of the core under sanitizers, and as shipped.
 
 Neither TensorFlow nor a built extension is needed, only g++.
 """
@@ -58,7 +58,7 @@ def run(command: list[str | Path]) -> None:
 
 
 def test_there_are_core_tests() -> None:
-    assert len(TESTS) >= 4
+    assert len(TESTS) >= 5
 
 
 @pytest.mark.parametrize("source", TESTS, ids=lambda source: source.stem)
@@ -66,4 +66,15 @@ def test_core(source: Path, build: tuple[list[str], list[Path]], tmp_path: Path)
     flags, objects = build
     binary = tmp_path / source.stem
     run(["g++", *flags, "-O1", "-I", CHECKOUT, source, *objects, "-o", binary])
+    run([binary])
+
+
+def test_the_watchdog_has_no_data_race(tmp_path: Path) -> None:
+    """Under the thread sanitizer: nothing else of the core shares data between threads."""
+    sources = [
+        CHECKOUT / "tests" / "core" / "watchdog_core_test.cc",
+        CHECKOUT / "custom_ops" / "core" / "watchdog.cc",
+    ]
+    binary = tmp_path / "watchdog"
+    run(["g++", *COMMON_FLAGS, "-O1", "-fsanitize=thread", "-I", CHECKOUT, *sources, "-o", binary])
     run([binary])

@@ -82,3 +82,11 @@ def test_several_devices_per_worker(spec):
             np.testing.assert_allclose(kernel, total.ravel(), rtol=1e-5, atol=1e-6)
         for table in result["tables"]:
             assert table == [1.0] * 4 + [0.0] * 5
+
+
+def test_epochs_neither_wait_nor_pile_up_threads():
+    """What TensorFlow does when an iterator ends, and for every collective with a time limit."""
+    for result in probe("epochs"):
+        assert max(result["first_steps"][1:]) < 0.6  # otherwise as long as an epoch, over 1 second
+        threads = result["num_threads"]
+        assert threads[-1] - threads[0] < 150  # otherwise eight for each of 50 steps

@@ -19,6 +19,8 @@ SUPPORTED_TENSORFLOW = "2.15 to 2.21"
 _TENSORFLOW_NAMES = {
     "tensorflow.python.distribute.collective_all_reduce_strategy": (
         "CollectiveAllReduceExtended._call_for_each_replica",
+        "CollectiveAllReduceExtended._distribute_datasets_from_function",
+        "CollectiveAllReduceExtended._experimental_distribute_dataset",
         "CollectiveAllReduceExtended._initialize_strategy",
         "CollectiveAllReduceExtended._get_replica_id_in_sync_group",
     ),

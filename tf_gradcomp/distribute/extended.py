@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_gradcomp.agreement import Fact, require_agreement
-from tf_gradcomp.distribute import compat, gradient_scope, keras_adapters
+from tf_gradcomp.distribute import compat, gradient_scope, iterators, keras_adapters
 from tf_gradcomp.distribute.cross_device_ops import CompressedCollectiveAllReduce
 from tf_gradcomp.policy import Policy
 from tf_gradcomp.reducer import GradientReducer
@@ -83,6 +83,14 @@ class CompressedExtended(compat.CollectiveAllReduceExtended):
             tf.distribute.ReplicaContext(self._container_strategy(), replica_id),
         ):
             return fn(*compat.select_replica(0, args), **compat.select_replica(0, kwargs))
+
+    def _experimental_distribute_dataset(self, dataset: Any, options: Any) -> Any:
+        distributed = super()._experimental_distribute_dataset(dataset, options)
+        return iterators.drop_iterators_in_background(distributed)
+
+    def _distribute_datasets_from_function(self, dataset_fn: Any, options: Any) -> Any:
+        distributed = super()._distribute_datasets_from_function(dataset_fn, options)
+        return iterators.drop_iterators_in_background(distributed)
 
 
 def _strategy_options(given: compat.Options | None) -> gradient_scope.StrategyOptions:

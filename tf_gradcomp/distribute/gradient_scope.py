@@ -101,9 +101,11 @@ def reduce_pairs(
     for index in present:
         variable = pairs[index][1]
         key = variable_key(variable)
-        own_name = str(getattr(variable, "path", None) or getattr(variable, "name", key))
+        own_name = getattr(variable, "path", None) or getattr(variable, "name", key)
         owner = weakref.ref(_all_replicas(variable))
-        marked.append(MarkedVariable(key, names.get(key, own_name), owner))
+        # Keras 2 has no paths, but names such as "dense/kernel:0", of TensorFlow's graphs.
+        name = names.get(key, str(own_name)).removesuffix(":0")
+        marked.append(MarkedVariable(key, name, owner))
     reduced = context.all_reduce(
         tf.distribute.ReduceOp.SUM,
         [pairs[index][0] for index in present],

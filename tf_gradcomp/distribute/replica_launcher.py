@@ -1,20 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Launches collectives that also work in functions called inside of control flow."""
+"""Launches collectives with keys and time limits that hold in real training."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
 
 from tf_gradcomp.distribute import compat
+from tf_gradcomp.ops.deadline import within_deadline
 
 # TensorFlow's own keys count up from 100; these must never meet them.
 _FIRST_KEY = 1 << 30
 
 
 class ReplicaLauncher(compat.CollectiveReplicaLauncher):
-    """``CollectiveReplicaLauncher`` that finds keys inside of loops, too.
+    """``CollectiveReplicaLauncher`` that finds keys inside of loops, and watches time cheaply.
 
     Each run of a collective needs a key that is new, and the same on all workers. TensorFlow
     draws all keys of a function in Python when the function is called, and hands them in as hidden
@@ -23,6 +25,9 @@ class ReplicaLauncher(compat.CollectiveReplicaLauncher):
     alone, a counter in a variable takes over. It counts alike on all workers as long as they
     run the same collectives in the same order; a step that fails halfway, as one that runs out
     of data may, would break that, which is why TensorFlow's way is kept wherever it works.
+
+    TensorFlow's own time limit, which it calls a means of debugging, starts threads for every
+    collective. It is left to collectives launched from Python, which are few.
     """
 
     def __init__(
@@ -37,6 +42,36 @@ class ReplicaLauncher(compat.CollectiveReplicaLauncher):
         self._next_key = compat.local_variable(
             lambda: tf.constant(_FIRST_KEY, tf.int32), "CPU:0", "collective_key"
         )
+
+    def all_reduce(
+        self,
+        input_tensor: tf.Tensor,
+        control_input: Any = None,
+        options: compat.Options | None = None,
+    ) -> tf.Tensor:
+        launch = super().all_reduce
+        return self._launch(
+            lambda options: launch(input_tensor, control_input, options), input_tensor, options
+        )
+
+    def _all_gather(self, input_tensor: tf.Tensor, options: compat.Options | None) -> tf.Tensor:
+        launch = super()._all_gather
+        return self._launch(lambda options: launch(input_tensor, options), input_tensor, options)
+
+    def _launch(
+        self,
+        launch: Callable[[compat.Options], tf.Tensor],
+        input_tensor: tf.Tensor,
+        options: compat.Options | None,
+    ) -> tf.Tensor:
+        options = self._options.merge(options)
+        if not options.timeout_seconds or tf.executing_eagerly():
+            return launch(options)
+        timed_elsewhere = compat.Options(timeout_seconds=0, implementation=options.implementation)
+        with tf.device(self._device):
+            return within_deadline(
+                lambda: launch(timed_elsewhere), input_tensor, options.timeout_seconds
+            )
 
     def _next_instance_key(self) -> tf.Tensor:
         if not _is_called_inside_of_control_flow():

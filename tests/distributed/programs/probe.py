@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 
@@ -143,6 +144,38 @@ def different_models(frozen: str) -> None:
     data = tf.data.Dataset.from_tensors((tf.ones((8, 100)), tf.ones((8, 100))))
     model.fit(data.repeat(4), steps_per_epoch=2, verbose=0)
     cluster.report(ok=True)
+
+
+def epochs() -> None:
+    """A dataset that ends with every epoch, as most do; steps of a tenth of a second."""
+    strategy = Strategy("fft")
+    with strategy.scope():
+        model = tf.keras.Sequential([tf.keras.layers.Input((100,)), tf.keras.layers.Dense(100)])
+        model.compile("sgd", "mse")
+    data = tf.data.Dataset.from_tensor_slices((tf.ones((160, 100)), tf.ones((160, 100))))
+    options = tf.data.Options()
+    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA
+    data = data.map(lambda x, y: (x * 1.0, y)).batch(16).with_options(options)
+    first_steps, num_threads = [], []
+
+    class Clock(tf.keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            self.start = time.monotonic()
+
+        def on_train_batch_end(self, batch, logs=None):
+            if batch == 0:
+                first_steps.append(time.monotonic() - self.start)
+            time.sleep(0.1)
+
+        def on_epoch_end(self, epoch, logs=None):
+            num_threads.append(len(os.listdir("/proc/self/task")))
+
+    model.fit(data, epochs=6, verbose=0, callbacks=[Clock()])
+    start = time.monotonic()
+    model.evaluate(data, verbose=0)
+    cluster.report(
+        first_steps=first_steps, num_threads=num_threads, evaluate=time.monotonic() - start
+    )
 
 
 def stall(seconds: str) -> None:

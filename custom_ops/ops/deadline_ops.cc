@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tensorflow/core/framework/common_shape_fns.h"
+#include "tensorflow/core/framework/op.h"
+
+namespace gradcomp {
+namespace {
+
+REGISTER_OP("Gradcomp>DeadlineStart")
+    .Output("ticket: int64")
+    .Attr("timeout_seconds: float")
+    .SetIsStateful()
+    .SetShapeFn([](::tensorflow::shape_inference::InferenceContext* c) {
+      c->set_output(0, c->Vector(2));
+      return absl::OkStatus();
+    })
+    .Doc(R"doc(
+Aborts all collectives with DEADLINE_EXCEEDED unless DeadlineStop runs in time.
+
+The deadline ends with the step or function call that it was started in.
+
+ticket: `[2]`, for DeadlineStop.
+timeout_seconds: the time allowed, > 0.
+)doc");
+
+REGISTER_OP("Gradcomp>DeadlineStop")
+    .Input("ticket: int64")
+    .SetIsStateful()
+    .SetShapeFn(::tensorflow::shape_inference::NoOutputs)
+    .Doc(R"doc(
+Ends a deadline: what it was for is done.
+
+ticket: `[2]`, from a DeadlineStart on the same device and in the same function.
+)doc");
+
+}  // namespace
+}  // namespace gradcomp
