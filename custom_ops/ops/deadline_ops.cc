@@ -6,8 +6,10 @@ namespace gradcomp {
 namespace {
 
 REGISTER_OP("Gradcomp>DeadlineStart")
-    .Output("ticket: int64")
+    .Input("ordering: resource")
+    .Output("armed: int64")
     .Attr("timeout_seconds: float")
+    .Attr("what: string")
     .SetIsStateful()
     .SetShapeFn([](::tensorflow::shape_inference::InferenceContext* c) {
       c->set_output(0, c->Vector(2));
@@ -18,18 +20,23 @@ Aborts all collectives with DEADLINE_EXCEEDED unless DeadlineStop runs in time.
 
 The deadline ends with the step or function call that it was started in.
 
-ticket: `[2]`, for DeadlineStop.
+ordering: a resource that the collective uses, too: what uses it in one tf.function runs in the
+  order of the program, and independently of everything that does not.
+armed: `[2]`, for DeadlineStop.
 timeout_seconds: the time allowed, > 0.
+what: what takes too long, for the error's message.
 )doc");
 
 REGISTER_OP("Gradcomp>DeadlineStop")
-    .Input("ticket: int64")
+    .Input("ordering: resource")
+    .Input("armed: int64")
     .SetIsStateful()
     .SetShapeFn(::tensorflow::shape_inference::NoOutputs)
     .Doc(R"doc(
 Ends a deadline: what it was for is done.
 
-ticket: `[2]`, from a DeadlineStart on the same device and in the same function.
+ordering: as for DeadlineStart.
+armed: `[2]`, from a DeadlineStart on the same device and in the same function.
 )doc");
 
 }  // namespace

@@ -58,7 +58,7 @@ def run(command: list[str | Path]) -> None:
 
 
 def test_there_are_core_tests() -> None:
-    assert len(TESTS) >= 5
+    assert len(TESTS) >= 6
 
 
 @pytest.mark.parametrize("source", TESTS, ids=lambda source: source.stem)
@@ -69,12 +69,20 @@ def test_core(source: Path, build: tuple[list[str], list[Path]], tmp_path: Path)
     run([binary])
 
 
-def test_the_watchdog_has_no_data_race(tmp_path: Path) -> None:
-    """Under the thread sanitizer: nothing else of the core shares data between threads."""
+@pytest.mark.parametrize("part", ["deadline", "release"])
+def test_what_shares_data_between_threads_has_no_race(part: str, tmp_path: Path) -> None:
     sources = [
-        CHECKOUT / "tests" / "core" / "watchdog_core_test.cc",
-        CHECKOUT / "custom_ops" / "core" / "watchdog.cc",
+        CHECKOUT / "tests" / "core" / f"{part}_core_test.cc",
+        CHECKOUT / "custom_ops" / "core" / f"{part}.cc",
     ]
-    binary = tmp_path / "watchdog"
+    binary = tmp_path / part
     run(["g++", *COMMON_FLAGS, "-O1", "-fsanitize=thread", "-I", CHECKOUT, *sources, "-o", binary])
-    run([binary])
+    result = subprocess.run([binary], capture_output=True, text=True, timeout=300)
+    if "unexpected memory mapping" in result.stderr:
+        # Older sanitizers do not know as much address randomization as newer kernels do.
+        result = subprocess.run(
+            ["setarch", "-R", binary], capture_output=True, text=True, timeout=300
+        )
+        if "Operation not permitted" in result.stderr:
+            pytest.skip("the thread sanitizer cannot run here: address randomization")
+    assert result.returncode == 0, result.stderr

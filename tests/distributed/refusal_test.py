@@ -30,4 +30,8 @@ def test_a_late_worker_is_an_error_within_the_timeout():
     outcomes = cluster.run_cluster("probe", ["stall", "8"])
     result = outcomes[0].result
     assert result["error"] == "DeadlineExceededError"
+    assert (
+        "The collective gradient_exchange_bucket_0 took longer than 2 seconds" in result["message"]
+    )
+    assert "the logs of all workers" in result["message"]
     assert outcomes[0].seconds < 60

@@ -106,6 +106,8 @@ def test_reducing_outside_of_a_replica_is_an_error(strategy):
         ("'ftt'", "unknown codec 'ftt'"),
         ("7", "expected a Compression"),
         ("'fft', communication_options={'timeout_seconds': 3}", "communication_options"),
+        ("'fft', communication_options=Options(timeout_seconds=-1)", "timeout_seconds must be"),
+        ("'fft', communication_options=Options(timeout_seconds=1e9)", "timeout_seconds must be"),
     ],
 )
 def test_bad_arguments_fail_before_the_cluster_is_joined(argument, words):
@@ -115,7 +117,9 @@ import json, os
 cluster = {{"worker": ["127.0.0.1:1", "127.0.0.1:2"]}}
 task = {{"type": "worker", "index": 0}}
 os.environ["TF_CONFIG"] = json.dumps({{"cluster": cluster, "task": task}})
+import tensorflow as tf
 import tf_gradcomp as tfgc
+Options = tf.distribute.experimental.CommunicationOptions
 tfgc.CompressedMultiWorkerMirroredStrategy({argument})
 """
     process = run_python(code)

@@ -27,8 +27,11 @@ def gather(group_size, key):
     return collective_ops.all_gather_v2(tf.constant([1, 2]), group_size, 7, key)
 
 
+token = tf.Variable(0.0)
+
+
 def watched(launch, seconds):
-    return within_deadline(launch, tf.constant(0), seconds)
+    return within_deadline(launch, tf.constant(0), token.handle, seconds, "The test")
 
 
 def works():
@@ -43,7 +46,7 @@ def late():
     except tf.errors.DeadlineExceededError as error:
         message = error.message
     assert 0.4 < time.monotonic() - start < 10
-    assert "took longer than 0.5 seconds" in message, message
+    assert "The test took longer than 0.5 seconds" in message, message
 
 
 def in_time():
@@ -97,6 +100,13 @@ def threads():
     assert len(os.listdir("/proc/self/task")) < before + 20
 
 
+def far_away():
+    for seconds in (1e10, float("inf")):
+        assert tf.function(lambda: watched(lambda: gather(1, 5000), seconds))() is not None
+    time.sleep(0.5)
+    assert works()
+
+
 def not_positive():
     try:
         tf.function(lambda: watched(lambda: tf.constant(1), 0.0))()
@@ -112,7 +122,9 @@ for case in sys.argv[1:]:
 
 
 @pytest.mark.parametrize(
-    "cases", ["late", "in_time in_a_loop failed_step threads not_positive"], ids=["late", "others"]
+    "cases",
+    ["late", "in_time in_a_loop failed_step threads far_away not_positive"],
+    ids=["late", "others"],
 )
 def test_deadline(cases):
     result = subprocess.run(

@@ -33,6 +33,7 @@ _TENSORFLOW_NAMES = {
         "CollectiveReplicaLauncher.all_reduce",
         "CollectiveReplicaLauncher.all_reduce_indexed_slices",
         "CollectiveReplicaLauncher._all_gather",
+        "CollectiveReplicaLauncher._get_ordering_token",
         "CollectiveReplicaLauncher._next_instance_key",
         "CollectiveKeys.get_group_key",
     ),
@@ -52,6 +53,7 @@ _OBJECT_NAMES = {
         "_id_in_cluster",
     ),
     "CollectiveAllReduce": ("_devices", "_group_size", "_launchers", "_lock"),
+    "CollectiveReplicaLauncher": ("_device", "_options"),
 }
 # Read where present only: "_distributed_container" and "_unique_id" of variables.
 

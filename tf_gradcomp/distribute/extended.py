@@ -15,6 +15,7 @@ from tf_gradcomp.reducer import GradientReducer
 from tf_gradcomp.version import WIRE_FORMAT_VERSION, __version__
 
 DEFAULT_TIMEOUT_SECONDS = 60.0
+MAX_TIMEOUT_SECONDS = 1e6
 
 
 class CompressedExtended(compat.CollectiveAllReduceExtended):
@@ -103,6 +104,11 @@ def _strategy_options(given: compat.Options | None) -> gradient_scope.StrategyOp
             f"got {given!r}"
         )
     timeout = given.timeout_seconds
+    if timeout is not None and not 0 <= timeout <= MAX_TIMEOUT_SECONDS:
+        raise ValueError(
+            f"communication_options: timeout_seconds must be from 0 (none) to "
+            f"{MAX_TIMEOUT_SECONDS:g}, got {timeout!r}"
+        )
     return gradient_scope.StrategyOptions(
         bytes_per_pack=given.bytes_per_pack,
         timeout_seconds=DEFAULT_TIMEOUT_SECONDS if timeout is None else timeout,

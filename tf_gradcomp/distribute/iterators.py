@@ -2,23 +2,29 @@
 """Iterators over distributed datasets that do not hold up training when they are dropped.
 
 The thread that tunes a tf.data pipeline sleeps for up to a minute between two looks at it. An
-iterator that is destroyed wakes the thread and waits for it, but often the thread reads that it is
-not cancelled yet, and sleeps on (TensorFlow 2.15 to 2.21). Keras drops an iterator in every epoch,
-and where it does the next step waits, on all workers: a collective may even time out.
+iterator that is destroyed ends its pipeline, then wakes that thread and waits for it; but often
+the thread reads that it is not cancelled yet, and sleeps on (TensorFlow 2.15 to 2.21). Keras drops
+an iterator in every epoch, and where it does the next step waits, on all workers: a collective may
+even run out of time.
 """
 
 from __future__ import annotations
 
 import functools
+import weakref
 from typing import Any
 
 import tensorflow as tf
 
-from tf_gradcomp.ops.release import release_in_background
+from tf_gradcomp.ops import release
+
+# Long enough for the pipeline itself to end, which takes milliseconds, before the next one starts:
+# both may read from the same source.
+_PIPELINE_END_SECONDS = 0.05
 
 
 def drop_iterators_in_background(distributed_dataset: Any) -> Any:
-    """Makes iterators of a distributed dataset be destroyed by a thread of their own.
+    """Makes iterators of a distributed dataset be destroyed by threads of their own.
 
     Args:
       distributed_dataset: a ``tf.distribute.DistributedDataset``; changed in place.
@@ -34,15 +40,22 @@ def drop_iterators_in_background(distributed_dataset: Any) -> Any:
 @functools.cache
 def _dropping_in_background(dataset_class: Any) -> Any:
     class DroppingInBackground(dataset_class):
-        __doc__ = dataset_class.__doc__
-
         def __iter__(self) -> Any:
+            if not tf.executing_eagerly():
+                # A tf.function makes it for itself, and ends it with its call.
+                return super().__iter__()
+            release.await_releases(_PIPELINE_END_SECONDS)
             iterator = super().__iter__()
-            # An iterator that a tf.function makes for itself ends with the function's call.
-            if tf.executing_eagerly():
-                for handle in tf.nest.flatten(iterator, expand_composites=True):
-                    release_in_background(handle)
+            handles = tf.nest.flatten(iterator, expand_composites=True)
+            weakref.finalize(iterator, _drop, handles)
             return iterator
 
-    DroppingInBackground.__name__ = dataset_class.__name__
+    for name in ("__module__", "__name__", "__qualname__", "__doc__"):
+        setattr(DroppingInBackground, name, getattr(dataset_class, name))
     return DroppingInBackground
+
+
+def _drop(handles: list[tf.Tensor]) -> None:
+    with tf.init_scope():  # an iterator may be dropped while a graph is built
+        for handle in handles:
+            release.release_in_background(handle)

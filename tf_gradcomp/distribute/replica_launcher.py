@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Launches collectives with keys and time limits that hold in real training."""
+"""Launches collectives with keys and deadlines that hold in real training."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class ReplicaLauncher(compat.CollectiveReplicaLauncher):
     run the same collectives in the same order; a step that fails halfway, as one that runs out
     of data may, would break that, which is why TensorFlow's way is kept wherever it works.
 
-    TensorFlow's own time limit, which it calls a means of debugging, starts threads for every
-    collective. It is left to collectives launched from Python, which are few.
+    TensorFlow's own timeout, which it calls a means of debugging, starts threads for every
+    collective. It is left to collectives outside of a ``tf.function``.
     """
 
     def __init__(
@@ -39,6 +39,7 @@ class ReplicaLauncher(compat.CollectiveReplicaLauncher):
         options: compat.Options,
     ) -> None:
         super().__init__(group_key, group_size, collective_keys, device, options)
+        compat.check_object(self, "CollectiveReplicaLauncher")
         self._next_key = compat.local_variable(
             lambda: tf.constant(_FIRST_KEY, tf.int32), "CPU:0", "collective_key"
         )
@@ -65,12 +66,18 @@ class ReplicaLauncher(compat.CollectiveReplicaLauncher):
         options: compat.Options | None,
     ) -> tf.Tensor:
         options = self._options.merge(options)
-        if not options.timeout_seconds or tf.executing_eagerly():
+        ordering = self._get_ordering_token()
+        if not options.timeout_seconds or tf.executing_eagerly() or ordering is None:
             return launch(options)
-        timed_elsewhere = compat.Options(timeout_seconds=0, implementation=options.implementation)
+        watched_elsewhere = compat.Options(timeout_seconds=0, implementation=options.implementation)
+        scope = tf.compat.v1.get_default_graph().get_name_scope()
         with tf.device(self._device):
             return within_deadline(
-                lambda: launch(timed_elsewhere), input_tensor, options.timeout_seconds
+                lambda: launch(watched_elsewhere),
+                input_tensor,
+                ordering,
+                options.timeout_seconds,
+                f"The collective {scope or 'of a metric, loss, statistic or dataset'}",
             )
 
     def _next_instance_key(self) -> tf.Tensor:

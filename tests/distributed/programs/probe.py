@@ -114,15 +114,21 @@ def local_devices(spec: str) -> None:
                 tf.ones([1, 5]), tf.reshape(tf.cast(replica, tf.int32), [1]), tf.constant([9, 5])
             )
             pairs = tfgc.all_reduce_gradients([(all_gradients[replica], kernel), (slices, table)])
-            return pairs[0][0], tf.convert_to_tensor(pairs[1][0])
+            index = tf.cast(replica, tf.float32)
+            other = tf.distribute.get_replica_context().all_reduce("SUM", index + 1.0)
+            return pairs[0][0], tf.convert_to_tensor(pairs[1][0]), other, index
 
-        return strategy.run(replica_step)
+        *results, indices = strategy.run(replica_step)
+        return *results, strategy.reduce("SUM", indices, axis=None)
 
-    kernel_sums, table_sums = map(strategy.experimental_local_results, step())
+    *results, index_sum = step()
+    kernel_sums, table_sums, others = map(strategy.experimental_local_results, results)
     cluster.report(
         num_replicas=strategy.num_replicas_in_sync,
         kernels=[value.numpy().ravel().tolist() for value in kernel_sums],
         tables=[value.numpy()[:, 0].tolist() for value in table_sums],
+        others=[float(value) for value in others],
+        index_sum=float(index_sum),
     )
 
 
@@ -156,7 +162,7 @@ def epochs() -> None:
     options = tf.data.Options()
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA
     data = data.map(lambda x, y: (x * 1.0, y)).batch(16).with_options(options)
-    first_steps, num_threads = [], []
+    first_steps, seconds, num_threads = [], [], []
 
     class Clock(tf.keras.callbacks.Callback):
         def on_epoch_begin(self, epoch, logs=None):
@@ -168,14 +174,37 @@ def epochs() -> None:
             time.sleep(0.1)
 
         def on_epoch_end(self, epoch, logs=None):
+            seconds.append(time.monotonic() - self.start)
             num_threads.append(len(os.listdir("/proc/self/task")))
 
     model.fit(data, epochs=6, verbose=0, callbacks=[Clock()])
-    start = time.monotonic()
-    model.evaluate(data, verbose=0)
-    cluster.report(
-        first_steps=first_steps, num_threads=num_threads, evaluate=time.monotonic() - start
+    cluster.report(first_steps=first_steps, seconds=seconds, num_threads=num_threads)
+
+
+def shared_source() -> None:
+    """Loops that leave a dataset early; the next one goes on with the same Python generator."""
+    strategy = Strategy("none")
+    numbers = iter(range(10**6))
+
+    def source():
+        for number in numbers:
+            time.sleep(0.001)
+            yield number
+
+    generator = source()
+    data = tf.data.Dataset.from_generator(
+        lambda: generator, output_signature=tf.TensorSpec((), tf.int64)
     )
+    distributed = strategy.experimental_distribute_dataset(data.batch(2).prefetch(1))
+    errors = 0
+    for _ in range(15):
+        try:
+            for step, _ in enumerate(distributed):
+                if step == 3:
+                    break
+        except tf.errors.OpError:
+            errors += 1
+    cluster.report(errors=errors)
 
 
 def stall(seconds: str) -> None:

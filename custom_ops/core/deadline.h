@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Many deadlines, one thread.
 
-#ifndef GRADCOMP_CORE_WATCHDOG_H_
-#define GRADCOMP_CORE_WATCHDOG_H_
+#ifndef GRADCOMP_CORE_DEADLINE_H_
+#define GRADCOMP_CORE_DEADLINE_H_
 
 #include <chrono>
 #include <condition_variable>
@@ -12,6 +12,8 @@
 #include <mutex>
 #include <thread>
 #include <utility>
+
+#include "status.h"
 
 namespace gradcomp {
 
@@ -30,9 +32,11 @@ class Watchdog {
   // Drops what is armed, and waits for an `on_expiry` that is running.
   ~Watchdog();
 
-  // Calls `on_expiry` once, soon after `deadline`, on the watchdog's thread. It must not block, but
-  // may use the watchdog.
-  Ticket Arm(Clock::time_point deadline, std::function<void()> on_expiry);
+  // Calls `on_expiry` once, soon after `deadline`, on the watchdog's thread. It must return at
+  // once, as all other deadlines wait for it; it may use the watchdog.
+  //
+  // Errors: ResourceExhausted if the system gives no thread; nothing is armed then.
+  Status Arm(Clock::time_point deadline, std::function<void()> on_expiry, Ticket* ticket);
 
   // Returns whether the ticket was armed. If not, it has expired or was disarmed before; its
   // `on_expiry` may still be running.
@@ -54,4 +58,4 @@ class Watchdog {
 
 }  // namespace gradcomp
 
-#endif  // GRADCOMP_CORE_WATCHDOG_H_
+#endif  // GRADCOMP_CORE_DEADLINE_H_

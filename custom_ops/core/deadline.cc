@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "watchdog.h"
+#include "deadline.h"
+
+#include <string>
+#include <system_error>
 
 namespace gradcomp {
 
@@ -12,17 +15,21 @@ Watchdog::~Watchdog() {
   if (thread_.joinable()) thread_.join();
 }
 
-Watchdog::Ticket Watchdog::Arm(Clock::time_point deadline, std::function<void()> on_expiry) {
+Status Watchdog::Arm(Clock::time_point deadline, std::function<void()> on_expiry, Ticket* ticket) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  const Ticket ticket = ++last_ticket_;
-  deadlines_.emplace(ticket, deadline);
-  armed_.emplace(std::make_pair(deadline, ticket), std::move(on_expiry));
   if (!thread_.joinable()) {
-    thread_ = std::thread([this] { Watch(); });
-  } else if (deadline < next_look_) {
-    wake_.notify_one();
+    try {
+      thread_ = std::thread([this] { Watch(); });
+    } catch (const std::system_error& error) {
+      return Status::ResourceExhausted(std::string("no thread to watch deadlines: ") +
+                                       error.what());
+    }
   }
-  return ticket;
+  *ticket = ++last_ticket_;
+  deadlines_.emplace(*ticket, deadline);
+  armed_.emplace(std::make_pair(deadline, *ticket), std::move(on_expiry));
+  if (deadline < next_look_) wake_.notify_one();
+  return Status();
 }
 
 bool Watchdog::Disarm(Ticket ticket) {
