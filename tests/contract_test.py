@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tf_gradcomp.codecs import registry
+from tf_gradcomp.codecs import base, registry
 from tf_gradcomp.compression import Compression
 
 ROOT = Path(__file__).parents[1]
 SIZES = [1, 2, 31, 33, 4097, 100_003]
+DRAW = base.Draw(bucket=1, worker=0, step=tf.constant(7))
 SPECS = [
     *registry.names(),
     "fft:density=1.0",
@@ -19,6 +20,23 @@ SPECS = [
     "fft:density=0.01,bits=6,mantissa_bits=1",
     "fft:bits=12,mantissa_bits=10,chunk=none",
     "fft:chunk=2",
+    "fft:values=natural",
+    "topk:density=1.0",
+    "topk:values=natural",
+    "topk:values=dithering",
+    "randomk:density=0.3,values=onebit",
+    "threshold:threshold=0,capacity=1.0",
+    "adaptive_threshold:ratio=1.0,values=bfloat16",
+    "sampled_threshold:density=0.2,values=uniform",
+    "sidco:values=float16",
+    "sidco:density=0.1,fit=exponential,stages=1",
+    "dithering:levels=1,kind=standard",
+    "dithering:levels=255,kind=standard,norm=l2,block=512",
+    "dithering:levels=4,norm=l2,block=0,norm_code=natural",
+    "uniform:bits=8,stochastic=true",
+    "uniform:bits=1,block=32",
+    "onebit:block=0",
+    "float8_e4m3:block=65536",
 ]
 
 
@@ -44,10 +62,10 @@ def test_payload_has_the_promised_size_and_decoding_the_promised_shape(codec, si
     for values in samples(size).values():
         coefficients = codec.transform.forward(tf.constant(values))
         layout = codec.transform.layout(size)
-        encoded = codec.encode(coefficients, layout)
+        encoded = codec.encode(coefficients, None, layout, DRAW)
         assert encoded.payload.dtype == tf.int32
         assert encoded.payload.shape == (codec.num_words(size),)
-        total, finite = codec.decode_sum(tf.stack([encoded.payload] * 3), layout)
+        total, finite = codec.decode_sum(tf.stack([encoded.payload] * 3), layout, DRAW)
         assert tuple(total.shape) == layout.shape
         assert codec.transform.inverse(total, size).shape == (size,)
         assert bool(finite)
@@ -58,11 +76,74 @@ def test_residual_is_what_was_meant_minus_what_is_decoded(codec, size):
     for values in samples(size).values():
         layout = codec.transform.layout(size)
         coefficients = codec.transform.forward(tf.constant(values)).numpy()
-        encoded = codec.encode(tf.constant(coefficients), layout)
-        decoded, _ = codec.decode_sum(encoded.payload[tf.newaxis], layout)
+        zeros = tf.zeros(layout.shape)
+        encoded = codec.encode(tf.constant(coefficients), zeros, layout, DRAW)
+        decoded, _ = codec.decode_sum(encoded.payload[tf.newaxis], layout, DRAW)
         np.testing.assert_array_equal(encoded.residual, coefficients - decoded.numpy())
         if codec.lossless:
             np.testing.assert_array_equal(decoded, coefficients)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_a_residual_is_added_to_what_is_encoded(codec, size):
+    layout = codec.transform.layout(size)
+    rng = np.random.default_rng(size)
+    coefficients, residual = (rng.normal(size=layout.shape).astype(np.float32) for _ in range(2))
+    zeros = np.zeros(layout.shape, np.float32)
+    expected = codec.encode(tf.constant(coefficients + residual), tf.constant(zeros), layout, DRAW)
+    encoded = codec.encode(tf.constant(coefficients), tf.constant(residual), layout, DRAW)
+    np.testing.assert_array_equal(encoded.payload, expected.payload)
+    np.testing.assert_array_equal(encoded.residual, expected.residual)
+    assert codec.encode(tf.constant(coefficients), None, layout, DRAW).residual is None
+
+
+def test_only_the_draw_of_a_stochastic_codec_changes_its_payload(codec):
+    size = 5000
+    layout = codec.transform.layout(size)
+    values = np.random.default_rng(0).normal(size=size).astype(np.float32)
+    coefficients = codec.transform.forward(tf.constant(values))
+    draws = [DRAW, DRAW._replace(step=tf.constant(8)), DRAW._replace(bucket=2)]
+    payloads = [
+        codec.encode(coefficients, None, layout, draw).payload.numpy().tobytes() for draw in draws
+    ]
+    again = codec.encode(coefficients, None, layout, DRAW).payload.numpy().tobytes()
+    assert again == payloads[0]
+    assert len(set(payloads)) == (3 if codec.stochastic else 1)
+
+
+def test_workers_draw_differently_unless_the_choice_is_shared(codec):
+    size = 5000
+    layout = codec.transform.layout(size)
+    values = np.random.default_rng(0).normal(size=size).astype(np.float32)
+    coefficients = codec.transform.forward(tf.constant(values))
+    payloads = [
+        codec.encode(coefficients, None, layout, DRAW._replace(worker=worker)).payload
+        for worker in range(2)
+    ]
+    shared = codec.sparsifier is not None and codec.sparsifier.num_words(layout) == 0
+    differ = codec.stochastic and not (shared and not codec.quantizer.stochastic)
+    assert (payloads[0].numpy() != payloads[1].numpy()).any() == differ
+
+
+def test_an_unbiased_codec_is_right_on_average(codec):
+    if codec.biased or not codec.stochastic:
+        return
+    size, num_draws = 300, 2000
+    layout = codec.transform.layout(size)
+    values = np.random.default_rng(0).normal(size=size).astype(np.float32)
+
+    @tf.function
+    def decoded(step):
+        draw = DRAW._replace(step=step)
+        payload = codec.encode(tf.constant(values), None, layout, draw).payload
+        return codec.decode_sum(payload[tf.newaxis], layout, draw)[0]
+
+    samples = np.stack([decoded(tf.constant(step)).numpy() for step in range(num_draws)])
+    deviation = samples.std(axis=0) / np.sqrt(num_draws)
+    errors = np.abs(samples.mean(axis=0, dtype=np.float64) - values)
+    # What happens with a probability of 12 / num_draws may still never have been drawn.
+    never_drawn = 12 / num_draws * np.abs(samples - values).max()
+    assert (errors <= 5.5 * deviation + never_drawn).all()
 
 
 def test_sum_is_taken_in_float32_and_in_worker_order(codec):
@@ -71,13 +152,13 @@ def test_sum_is_taken_in_float32_and_in_worker_order(codec):
     payloads, decoded = [], []
     for worker in range(4):
         values = np.random.default_rng(worker).standard_t(2, size=size).astype(np.float32)
-        encoded = codec.encode(codec.transform.forward(tf.constant(values)), layout)
+        encoded = codec.encode(codec.transform.forward(tf.constant(values)), None, layout, DRAW)
         payloads.append(encoded.payload)
-        decoded.append(codec.decode_sum(encoded.payload[tf.newaxis], layout)[0].numpy())
+        decoded.append(codec.decode_sum(encoded.payload[tf.newaxis], layout, DRAW)[0].numpy())
     expected = decoded[0]
     for values in decoded[1:]:
         expected = expected + values
-    total, _ = codec.decode_sum(tf.stack(payloads), layout)
+    total, _ = codec.decode_sum(tf.stack(payloads), layout, DRAW)
     np.testing.assert_array_equal(total, expected)
 
 
@@ -88,9 +169,10 @@ def test_one_worker_s_inf_or_nan_is_seen_by_all(codec, bad):
     values = [np.ones(size, np.float32) for _ in range(2)]
     values[1][size - 1] = bad
     payloads = [
-        codec.encode(codec.transform.forward(tf.constant(v)), layout).payload for v in values
+        codec.encode(codec.transform.forward(tf.constant(v)), None, layout, DRAW).payload
+        for v in values
     ]
-    total, finite = codec.decode_sum(tf.stack(payloads), layout)
+    total, finite = codec.decode_sum(tf.stack(payloads), layout, DRAW)
     assert not bool(finite)
     assert not np.isfinite(codec.transform.inverse(total, size).numpy()).all()
 

@@ -48,8 +48,8 @@ class Compression:
         if is_none and params:
             raise ValueError(f"codec 'none' has no parameter {next(iter(params))!r}")
         if not is_none:
-            known = registry.parameters(self.codec)
             codec = registry.build(self.codec, params)
+            known = registry.parameters(self.codec, params)
             params = {**known, **params}
         object.__setattr__(self, "params", tuple(sorted(params.items())))
         if self.scope not in SCOPES:
@@ -110,7 +110,7 @@ class Compression:
     @classmethod
     def _from_fields(cls, name: str, values: Mapping[str, Any]) -> Compression:
         if name != "none":
-            registry.parameters(name)
+            registry.parameters(name, {})
         own = {field.name for field in dataclasses.fields(cls)} - {"codec", "params"}
         fields = {key: value for key, value in values.items() if key in own}
         params = {key: value for key, value in values.items() if key not in own}
@@ -118,8 +118,10 @@ class Compression:
 
     def to_spec(self) -> str:
         """Returns the shortest spec that ``from_spec`` reads back as an equal object."""
-        plain = Compression(codec=self.codec)
-        items = [item for item in self.params if item not in plain.params]
+        params = dict(self.params)
+        usual = {} if self.is_dense else registry.parameters(self.codec, params)
+        items = [(key, value) for key, value in self.params if usual[key] != value]
+        plain = Compression(codec=self.codec, params=self.params)
         items += [
             (field.name, getattr(self, field.name))
             for field in dataclasses.fields(self)

@@ -29,6 +29,108 @@ def superneurons(
     return Compression("fft", tuple(params.items()), error_feedback=False, scope="layer")
 
 
+def natural() -> Compression:
+    """Natural compression: unbiased random rounding to powers of two, 8 bits a value.
+
+    Source: Horvath et al., MSML 2022 (arXiv 1905.10988).
+    """
+    return Compression("natural")
+
+
+def natural_dithering(levels: int = 7, norm: str = "max", block: int = 0) -> Compression:
+    """Natural dithering: random rounding to levels 1, 1/2, 1/4, ... of a norm, tensor by tensor.
+
+    Args:
+      levels: s, levels other than zero, 1..127.
+      norm: ``"max"`` or ``"l2"``: p = infinity or p = 2 in the paper.
+      block: values that share a norm; 0, as published, is the whole tensor.
+
+    Source: Horvath et al., MSML 2022 (arXiv 1905.10988).
+    """
+    params = {"kind": "natural", "levels": levels, "norm": norm, "block": block}
+    return Compression("dithering", tuple(params.items()), scope="layer")
+
+
+def qsgd(levels: int = 127, block: int = 512) -> Compression:
+    """QSGD: random rounding to evenly spaced levels of a block's Euclidean norm, tensor by tensor.
+
+    Args:
+      levels: s, levels other than zero, 1..32767.
+      block: values that share a norm, the paper's bucket; 0 is the whole tensor.
+
+    Source: Alistarh et al., NeurIPS 2017 (arXiv 1610.02132).
+    """
+    params = {"kind": "standard", "levels": levels, "norm": "l2", "block": block}
+    return Compression("dithering", tuple(params.items()), scope="layer")
+
+
+def terngrad() -> Compression:
+    """TernGrad: every value becomes 0 or plus or minus its tensor's largest magnitude, at random.
+
+    Source: Wen et al., NeurIPS 2017 (arXiv 1705.07878).
+    """
+    params = {"kind": "standard", "levels": 1, "norm": "max", "block": 0}
+    return Compression("dithering", tuple(params.items()), scope="layer")
+
+
+def ef_signsgd() -> Compression:
+    """EF-SignSGD: signs, scaled by their tensor's mean magnitude, with error feedback.
+
+    Source: Karimireddy et al., ICML 2019 (arXiv 1901.09847).
+    """
+    return Compression("onebit", (("block", 0),), scope="layer")
+
+
+def cgx(bits: int = 4, block: int = 512) -> Compression:
+    """The quantizer of CGX: ``2^bits`` levels, at random, between the extremes of a block.
+
+    Args:
+      bits: bits of a value, 1..8.
+      block: values that share a range, the paper's bucket.
+
+    Source: Markov et al., Middleware 2022 (arXiv 2111.08617).
+    """
+    params = {"bits": bits, "block": block, "stochastic": True}
+    return Compression("uniform", tuple(params.items()))
+
+
+def top_k(density: float = 0.01, values: str = "identity") -> Compression:
+    """Top-k sparsification with error feedback, tensor by tensor.
+
+    Args:
+      density: share of the values kept, in (0, 1].
+      values: codec of the values kept. ``"natural"`` is the combination of Horvath et al.
+
+    Source: Stich et al., "Sparsified SGD with Memory", NeurIPS 2018 (arXiv 1809.07599).
+    """
+    return Compression("topk", (("density", density), ("values", values)), scope="layer")
+
+
+def random_k(density: float = 0.01) -> Compression:
+    """Random-k sparsification with error feedback, tensor by tensor.
+
+    Args:
+      density: share of the values kept, in (0, 1].
+
+    Source: Stich et al., "Sparsified SGD with Memory", NeurIPS 2018 (arXiv 1809.07599).
+    """
+    return Compression("randomk", (("density", density),), scope="layer")
+
+
+def sidco(density: float = 0.01, fit: str = "gamma_pareto", stages: int = 3) -> Compression:
+    """SIDCo: the values beyond a quantile of a fitted distribution, the whole model at once.
+
+    Args:
+      density: share of the values aimed at, in (0, 1].
+      fit: ``"exponential"``, ``"pareto"`` or ``"gamma_pareto"``.
+      stages: number of fits.
+
+    Source: Abdelmoniem et al., MLSys 2021 (arXiv 2101.10761).
+    """
+    params = {"density": density, "fit": fit, "stages": stages}
+    return Compression("sidco", tuple(params.items()), scope="model")
+
+
 def identity() -> Compression:
     """Gradients travel uncompressed through the same corridor: for tests and comparisons."""
     return Compression("identity")

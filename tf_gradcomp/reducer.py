@@ -12,7 +12,9 @@ import tensorflow as tf
 from absl import logging
 
 from tf_gradcomp import plan as plan_lib
+from tf_gradcomp import state
 from tf_gradcomp.agreement import require_agreement
+from tf_gradcomp.codecs.base import Draw
 from tf_gradcomp.feedback import error_feedback
 from tf_gradcomp.policy import Policy, VariableInfo
 from tf_gradcomp.transports.all_gather import AllGather
@@ -79,11 +81,14 @@ class GradientReducer:
         finite: list[Callable[[], tf.Tensor]] = [lambda: _all_finite(others)]
         updates = []
         with tf.device(self.collectives.device):
-            for number, exchange in enumerate(self._exchanges_for(variables, owners)):
+            entry = self._entry_for(variables, owners)
+            step = entry.next_step()
+            for number, exchange in enumerate(entry.exchanges):
                 indices = exchange.bucket.indices
+                draw = Draw(number, self.collectives.worker_index, step)
                 # The name is what an error of a collective shows.
                 with tf.name_scope(f"gradient_exchange_bucket_{number}"):
-                    reduced = exchange([gradients[index] for index in indices])
+                    reduced = exchange([gradients[index] for index in indices], draw)
                 sums.update(zip(indices, reduced.gradients, strict=True))
                 finite.append(reduced.finite)
                 if reduced.update is not None:
@@ -92,9 +97,9 @@ class GradientReducer:
                 error_feedback.commit(tf.reduce_all([check() for check in finite]), updates)
         return [sums[index] for index in range(len(gradients))]
 
-    def _exchanges_for(
+    def _entry_for(
         self, variables: Sequence[VariableInfo], owners: Mapping[str, weakref.ref[Any]]
-    ) -> list[_CompressedExchange | _DenseExchange]:
+    ) -> _Entry:
         key = (tuple(owners), tuple(variables))
         if key not in self._entries or not self._entries[key].is_alive():
             plan = plan_lib.make_plan(variables, self.policy, self.collectives.num_workers)
@@ -108,8 +113,10 @@ class GradientReducer:
                 else _CompressedExchange(bucket, self.collectives, f"residual_{number}")
                 for number, bucket in enumerate(plan.buckets)
             ]
-            self._entries[key] = _Entry(plan, exchanges, tuple(owners.values()))
-        return self._entries[key].exchanges
+            is_stochastic = any(exchange.is_stochastic for exchange in exchanges)
+            counter = state.local_counter("exchanges") if is_stochastic else None
+            self._entries[key] = _Entry(plan, exchanges, counter, tuple(owners.values()))
+        return self._entries[key]
 
 
 _Identity: TypeAlias = tuple[str, ...]
@@ -120,11 +127,19 @@ class _Entry(NamedTuple):
 
     plan: plan_lib.Plan
     exchanges: list[_CompressedExchange | _DenseExchange]
+    counter: tf.Variable | None
     owners: tuple[weakref.ref[Any], ...]
 
     def is_alive(self) -> bool:
         """Whether all of the variables still exist."""
         return all(owner() is not None for owner in self.owners)
+
+    def next_step(self) -> tf.Tensor:
+        """Returns the number of this exchange, an int32 scalar; 0 if nothing depends on it."""
+        if self.counter is None:
+            return tf.constant(0)
+        with tf.device(self.counter.device):
+            return self.counter.assign_add(1).read_value()
 
 
 class _Reduced(NamedTuple):
@@ -151,20 +166,20 @@ class _CompressedExchange:
         self._codec = bucket.compression.build()
         self._layout = self._codec.transform.layout(bucket.num_elements)
         self._transport = AllGather(collectives)
+        self.is_stochastic = self._codec.stochastic
         self.feedback = (
             error_feedback.ErrorFeedback(self._layout.shape, collectives.device, name)
             if bucket.compression.error_feedback
             else None
         )
 
-    def __call__(self, gradients: Sequence[tf.Tensor]) -> _Reduced:
+    def __call__(self, gradients: Sequence[tf.Tensor], draw: Draw) -> _Reduced:
         transform = self._codec.transform
         coefficients = transform.forward(_pack(gradients, tf.float32))
-        if self.feedback is not None:
-            coefficients = self.feedback.compensate(coefficients)
-        encoded = self._codec.encode(coefficients, self._layout)
+        residual = None if self.feedback is None else self.feedback.residual.read_value()
+        encoded = self._codec.encode(coefficients, residual, self._layout, draw)
         payloads = self._transport.exchange(encoded.payload)
-        total, payloads_finite = self._codec.decode_sum(payloads, self._layout)
+        total, payloads_finite = self._codec.decode_sum(payloads, self._layout, draw)
         bucket = transform.inverse(total, self.bucket.num_elements)
         if not self._codec.lossless:
             # Bits of a payload that is not finite say nothing about any element of the bucket.
@@ -173,18 +188,23 @@ class _CompressedExchange:
             )
         sums = _unpack(bucket, gradients)
         narrow = [total for total in sums if total.dtype.size < tf.float32.size]
-        update = None if self.feedback is None else (self.feedback, encoded.residual)
+        update = None
+        if self.feedback is not None:
+            assert encoded.residual is not None
+            update = (self.feedback, encoded.residual)
         return _Reduced(sums, lambda: payloads_finite & _all_finite(narrow), update)
 
 
 class _DenseExchange:
     """Sums one bucket as it is."""
 
+    is_stochastic = False
+
     def __init__(self, bucket: plan_lib.Bucket, collectives: Collectives) -> None:
         self.bucket = bucket
         self._transport = Dense(collectives)
 
-    def __call__(self, gradients: Sequence[tf.Tensor]) -> _Reduced:
+    def __call__(self, gradients: Sequence[tf.Tensor], draw: Draw) -> _Reduced:
         total = self._transport.sum(_pack(gradients, tf.as_dtype(self.bucket.dtype)))
         return _Reduced(_unpack(total, gradients), lambda: _all_finite([total]))
 

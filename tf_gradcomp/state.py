@@ -17,3 +17,12 @@ def local_zeros(shape: tuple[int, ...], device: str, name: str) -> tf.Variable:
       name: its name.
     """
     return compat.local_variable(lambda: tf.zeros(shape, tf.float32), device, name)
+
+
+def local_counter(name: str) -> tf.Variable:
+    """Makes an int32 scalar variable that starts at 0, in host memory.
+
+    Args:
+      name: its name.
+    """
+    return compat.local_variable(lambda: tf.constant(0, tf.int32), "CPU:0", name)

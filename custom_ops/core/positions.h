@@ -5,6 +5,10 @@
 // Everywhere: n items of `components` floats each (1 real, 2 complex), contiguous; `kept` holds the
 // k items in ascending order of position; a block has PositionsNumWords(n, k) words. Floats are
 // moved as bits, so denormals and NaN patterns survive, except in a sum.
+//
+// A counted block (FORMAT.md, section "Counted positions block") has room for k items and says in
+// its first word how many of them it holds: its number of words still depends on n and k alone. The
+// floats of `kept` after those items are unused: +0 where they are written, ignored where read.
 
 #ifndef GRADCOMP_CORE_POSITIONS_H_
 #define GRADCOMP_CORE_POSITIONS_H_
@@ -32,8 +36,9 @@ inline bool PositionsUseLocal(int64_t n, int64_t k) {
 }
 
 // Words of the positions block of k of n items.
-inline int64_t PositionsNumWords(int64_t n, int64_t k) {
-  return PositionsUseLocal(n, k) ? PositionsLocalWords(n, k) : PositionsBitmapWords(n);
+inline int64_t PositionsNumWords(int64_t n, int64_t k, bool counted = false) {
+  return (counted ? 1 : 0) +
+         (PositionsUseLocal(n, k) ? PositionsLocalWords(n, k) : PositionsBitmapWords(n));
 }
 
 // 64-bit words of a selection mask of n items: bit i mod 64 of word i div 64 belongs to item i.
@@ -41,21 +46,21 @@ inline int64_t SelectionWords(int64_t n) { return (n + 63) / 64; }
 
 // Writes the block of a selection, and the items it keeps.
 //
-//   selected   [SelectionWords(n)] exactly k bits set, none from n on.
+//   selected   [SelectionWords(n)] exactly k bits set (at most k if counted), none from n on.
 //   values     [n, components]
-//   positions  [PositionsNumWords(n, k)], every word is written.
-//   kept       [k, components]
+//   positions  [PositionsNumWords(n, k, counted)], every word is written.
+//   kept       [k, components], every float is written.
 //
-// Errors: InvalidArgument if the number of set bits is not k (nothing is written then).
+// Errors: InvalidArgument for a wrong number of set bits (nothing is written then).
 Status PositionsGather(const uint64_t* selected, const float* values, int64_t n, int components,
-                       int64_t k, const ParallelFor& parallel_for, uint32_t* positions,
-                       float* kept);
+                       int64_t k, const ParallelFor& parallel_for, uint32_t* positions, float* kept,
+                       bool counted = false);
 
 // The dense sum over workers: sum[i] = (+0 + worker 0's item i) + worker 1's item i + ..., in
 // float32 and in this order, so the bits depend on nothing else. Items a worker did not keep add
 // nothing.
 //
-//   positions  [num_workers, words_per_worker], words_per_worker = PositionsNumWords(n, k)
+//   positions  [num_workers, words_per_worker], words_per_worker = PositionsNumWords(n, k, counted)
 //   kept       [num_workers, k, components]
 //   sum        [n, components], every float is written unless there is an error.
 //
@@ -63,17 +68,29 @@ Status PositionsGather(const uint64_t* selected, const float* values, int64_t n,
 // not ascending, padding not zero) or a wrong size. Never accesses memory outside the arrays.
 Status PositionsSum(const uint32_t* positions, const float* kept, int64_t num_workers,
                     int64_t words_per_worker, int64_t n, int components, int64_t k,
-                    const ParallelFor& parallel_for, float* sum);
+                    const ParallelFor& parallel_for, float* sum, bool counted = false);
 
 // Overwrites the items at the positions: values[position j] = kept[j].
 //
 //   values     [n, components], changed in place; the other items stay as they are.
-//   positions  [num_words], num_words = PositionsNumWords(n, k)
+//   positions  [num_words], num_words = PositionsNumWords(n, k, counted)
 //   kept       [k, components]
 //
 // Errors: as PositionsSum; after an error, which items were overwritten is not defined.
 Status PositionsReplace(const uint32_t* positions, const float* kept, int64_t num_words, int64_t n,
-                        int components, int64_t k, const ParallelFor& parallel_for, float* values);
+                        int components, int64_t k, const ParallelFor& parallel_for, float* values,
+                        bool counted = false);
+
+// The inverse: kept[j] = values[position j], for positions that were chosen without looking at the
+// values.
+//
+//   positions  [num_words], num_words = PositionsNumWords(n, k)
+//   values     [n, components]
+//   kept       [k, components]
+//
+// Errors: as PositionsSum; after an error, what `kept` holds is not defined.
+Status PositionsTake(const uint32_t* positions, const float* values, int64_t num_words, int64_t n,
+                     int components, int64_t k, const ParallelFor& parallel_for, float* kept);
 
 }  // namespace gradcomp
 

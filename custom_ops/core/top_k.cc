@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -12,6 +11,7 @@
 #include "multiversion.h"
 #include "positions.h"
 #include "scratch.h"
+#include "top_k_keys.h"
 #include "top_k_math.h"
 
 namespace gradcomp {
@@ -38,84 +38,10 @@ struct Bracket {
   uint32_t hi;
 };
 
-// ---- Keys ------------------------------------------------------------------------------------
-
-GRADCOMP_MULTIVERSION
-void RealKeys(const float* values, int64_t count, uint32_t* keys) {
-  for (int64_t i = 0; i < count; ++i) keys[i] = RealKey(values[i]);
-}
-
-GRADCOMP_MULTIVERSION
-void ComplexKeys(const float* values, int64_t count, double weight, uint32_t* keys) {
-  for (int64_t i = 0; i < count; ++i) {
-    keys[i] = ComplexKey(values[2 * i], values[2 * i + 1], weight);
-  }
-}
-
-// The items and how to turn them into keys.
-struct Items {
-  const float* values;
-  int64_t n;
-  int components;
-  int64_t row_length;
-
-  int64_t RowBins() const { return row_length / 2 + 1; }
-
-  uint32_t KeyAt(int64_t item) const {
-    if (components == 1) return RealKey(values[item]);
-    return ComplexKey(values[2 * item], values[2 * item + 1],
-                      BinWeight(item % RowBins(), row_length));
-  }
-
-  // keys[i] = key of item first + i.
-  void Keys(int64_t first, int64_t count, uint32_t* keys) const {
-    if (components == 1) return RealKeys(values + first, count, keys);
-    ComplexKeys(values + 2 * first, count, row_length == 0 ? 1.0 : 2.0, keys);
-    if (row_length == 0) return;
-    // The bins that are their own conjugate are few: mend them afterwards.
-    FixBins(first, count, 0, keys);
-    if (row_length % 2 == 0) FixBins(first, count, row_length / 2, keys);
-  }
-
- private:
-  void FixBins(int64_t first, int64_t count, int64_t bin, uint32_t* keys) const {
-    const int64_t bins = RowBins();
-    for (int64_t i = (bin - first % bins + bins) % bins; i < count; i += bins) {
-      keys[i] = ComplexKey(values[2 * (first + i)], values[2 * (first + i) + 1], 1.0);
-    }
-  }
-};
-
-// ---- Order statistics --------------------------------------------------------------------------
-
-// The `rank`-th largest of `keys`, 1 <= rank <= size. Narrows the keys down to one bin of a
-// histogram first, because sorting steps are slow on unpredictable data.
-uint32_t SelectLargest(const uint32_t* keys, int64_t size, int64_t rank) {
-  uint32_t smallest = keys[0], largest = keys[0];
-  for (int64_t i = 1; i < size; ++i) {
-    smallest = std::min(smallest, keys[i]);
-    largest = std::max(largest, keys[i]);
-  }
-  constexpr int kBinBits = 11;
-  int shift = 0;
-  while ((largest - smallest) >> shift >> kBinBits != 0) ++shift;
-  std::vector<int64_t> histogram(1 << kBinBits);
-  for (int64_t i = 0; i < size; ++i) ++histogram[(keys[i] - smallest) >> shift];
-  uint32_t bin = (largest - smallest) >> shift;
-  while (histogram[bin] < rank) rank -= histogram[bin--];
-  if (shift == 0) return smallest + bin;
-  std::vector<uint32_t> in_bin;
-  in_bin.reserve(static_cast<size_t>(histogram[bin]));
-  for (int64_t i = 0; i < size; ++i) {
-    if ((keys[i] - smallest) >> shift == bin) in_bin.push_back(keys[i]);
-  }
-  std::nth_element(in_bin.begin(), in_bin.begin() + (rank - 1), in_bin.end(),
-                   std::greater<uint32_t>());
-  return in_bin[static_cast<size_t>(rank - 1)];
-}
+// ---- Where to look --------------------------------------------------------------------------
 
 // Keys between which the k-th largest very probably lies, judged by a sample.
-Bracket SampleBracket(const Items& items, int64_t k, const ParallelFor& parallel_for) {
+Bracket SampleBracket(const KeyedItems& items, int64_t k, const ParallelFor& parallel_for) {
   const int64_t n = items.n;
   if (n <= 2 * kTopKSampleSize) return {0, kMaxKey};
   std::vector<uint32_t> sample(kTopKSampleSize);
@@ -140,17 +66,6 @@ Bracket SampleBracket(const Items& items, int64_t k, const ParallelFor& parallel
 }
 
 // ---- One pass over the items -------------------------------------------------------------------
-
-// Bit j of the result is the lowest bit of byte j.
-GRADCOMP_ALWAYS_INLINE uint64_t PackFlags(const uint8_t* flags) {
-  uint64_t mask = 0;
-  for (int i = 0; i < 8; ++i) {
-    uint64_t bytes;
-    std::memcpy(&bytes, flags + 8 * i, sizeof(bytes));
-    mask |= (bytes * 0x0102040810204080u >> 56) << (8 * i);
-  }
-  return mask;
-}
 
 // What a pass found in some items.
 struct Counts {
@@ -192,7 +107,8 @@ struct Selection {
   int64_t num_chunks() const { return static_cast<int64_t>(chunks.size()); }
 };
 
-void ScanChunk(const Items& items, int64_t chunk, const Bracket& bracket, Selection* selection) {
+void ScanChunk(const KeyedItems& items, int64_t chunk, const Bracket& bracket,
+               Selection* selection) {
   Counts counts;
   const int64_t chunk_begin = chunk * kChunkItems;
   const int64_t chunk_end = std::min(chunk_begin + kChunkItems, items.n);
@@ -224,7 +140,7 @@ void ScanChunk(const Items& items, int64_t chunk, const Bracket& bracket, Select
 // Scans until the bracket holds the k-th largest key, in three passes at most: after a miss, the
 // one key next to the bracket is tried, then all keys beyond that. Returns the number of keys above
 // the bracket.
-int64_t ScanUntilBracketed(const Items& items, int64_t k, const ParallelFor& parallel_for,
+int64_t ScanUntilBracketed(const KeyedItems& items, int64_t k, const ParallelFor& parallel_for,
                            Bracket* bracket, Selection* selection) {
   for (int pass = 1;; ++pass) {
     RunShards(parallel_for, selection->num_chunks(), kScanCycles, [&](int64_t begin, int64_t end) {
@@ -309,22 +225,10 @@ void ResolveTies(int64_t ties, int64_t chunk, int64_t num_masks, Selection* sele
   }
 }
 
-Status Validate(int64_t n, int components, int64_t row_length, int64_t k) {
-  if (components != 1 && components != 2) {
-    return Status::InvalidArgument("components must be 1 or 2, got " + std::to_string(components));
-  }
-  if (row_length < 0 || (row_length > 0 && components != 2)) {
-    return Status::InvalidArgument("row_length must be 0, or positive with complex items; got " +
-                                   std::to_string(row_length));
-  }
-  if (row_length > 0 && n % (row_length / 2 + 1) != 0) {
-    return Status::InvalidArgument("with row_length " + std::to_string(row_length) +
-                                   " the number of items must be a multiple of " +
-                                   std::to_string(row_length / 2 + 1) + ", got " +
-                                   std::to_string(n));
-  }
-  if (k < 1 || k > n) {
-    return Status::InvalidArgument("count must be in 1.." + std::to_string(n) +
+Status Validate(const KeyedItems& items, int64_t k) {
+  if (Status status = items.Validate(); !status.ok()) return status;
+  if (k < 1 || k > items.n) {
+    return Status::InvalidArgument("count must be in 1.." + std::to_string(items.n) +
                                    " (the number of items), got " + std::to_string(k));
   }
   return Status();
@@ -334,8 +238,8 @@ Status Validate(int64_t n, int components, int64_t row_length, int64_t k) {
 
 Status TopKSelect(const float* values, int64_t n, int components, int64_t row_length, int64_t k,
                   const ParallelFor& parallel_for, uint32_t* positions, float* kept) {
-  if (Status status = Validate(n, components, row_length, k); !status.ok()) return status;
-  const Items items = {values, n, components, row_length};
+  const KeyedItems items = {values, n, components, row_length};
+  if (Status status = Validate(items, k); !status.ok()) return status;
   const int64_t num_chunks = (n + kChunkItems - 1) / kChunkItems;
   const int64_t num_masks = SelectionWords(n);
   Selection selection;

@@ -16,7 +16,9 @@ using ::tensorflow::TensorShape;
 
 class PositionsSumOp : public OpKernel {
  public:
-  explicit PositionsSumOp(OpKernelConstruction* context) : OpKernel(context) {}
+  explicit PositionsSumOp(OpKernelConstruction* context) : OpKernel(context) {
+    OP_REQUIRES_OK(context, context->GetAttr("counted", &counted_));
+  }
 
   void Compute(OpKernelContext* context) override {
     const Tensor& positions = context->input(0);
@@ -37,7 +39,7 @@ class PositionsSumOp : public OpKernel {
                 absl::InvalidArgumentError("kept must hold at most size items a worker, got " +
                                            std::to_string(k) + " with size " + std::to_string(n)));
     // Also keeps a wrong size from asking for absurd amounts of memory.
-    OP_REQUIRES(context, positions.dim_size(1) == PositionsNumWords(n, k),
+    OP_REQUIRES(context, positions.dim_size(1) == PositionsNumWords(n, k, counted_),
                 absl::InvalidArgumentError("positions of shape " + positions.shape().DebugString() +
                                            " cannot hold positions blocks of " + std::to_string(k) +
                                            " of " + std::to_string(n) + " items"));
@@ -45,16 +47,21 @@ class PositionsSumOp : public OpKernel {
     if (components == 2) sum_shape.AddDim(2);
     Tensor* sum = nullptr;
     OP_REQUIRES_OK(context, context->allocate_output(0, sum_shape, &sum));
-    OP_REQUIRES_OK(context,
-                   ToTensorFlowStatus(PositionsSum(
-                       WordsOf(positions), FloatsOf(kept), num_workers, positions.dim_size(1), n,
-                       components, k, IntraOpParallelFor(context), MutableFloatsOf(sum))));
+    OP_REQUIRES_OK(
+        context, ToTensorFlowStatus(PositionsSum(
+                     WordsOf(positions), FloatsOf(kept), num_workers, positions.dim_size(1), n,
+                     components, k, IntraOpParallelFor(context), MutableFloatsOf(sum), counted_)));
   }
+
+ private:
+  bool counted_;
 };
 
 class PositionsReplaceOp : public OpKernel {
  public:
-  explicit PositionsReplaceOp(OpKernelConstruction* context) : OpKernel(context) {}
+  explicit PositionsReplaceOp(OpKernelConstruction* context) : OpKernel(context) {
+    OP_REQUIRES_OK(context, context->GetAttr("counted", &counted_));
+  }
 
   void Compute(OpKernelContext* context) override {
     const Tensor& values = context->input(0);
@@ -88,7 +95,38 @@ class PositionsReplaceOp : public OpKernel {
     }
     OP_REQUIRES_OK(context, ToTensorFlowStatus(PositionsReplace(
                                 WordsOf(positions), FloatsOf(kept), positions.dim_size(0), n,
-                                components, kept.dim_size(0), parallel_for, to)));
+                                components, kept.dim_size(0), parallel_for, to, counted_)));
+  }
+
+ private:
+  bool counted_;
+};
+
+class PositionsGatherOp : public OpKernel {
+ public:
+  explicit PositionsGatherOp(OpKernelConstruction* context) : OpKernel(context) {}
+
+  void Compute(OpKernelContext* context) override {
+    const Tensor& values = context->input(0);
+    const Tensor& positions = context->input(1);
+    const Tensor& count = context->input(2);
+    int components = 0;
+    OP_REQUIRES_OK(context, ItemComponents(values, "values", 1, &components));
+    OP_REQUIRES_OK(context, CheckRank(positions, "positions", 1));
+    OP_REQUIRES_OK(context, CheckRank(count, "count", 0));
+    const int64_t n = values.dim_size(0);
+    const int64_t k = count.scalar<int64_t>()();
+    OP_REQUIRES(context, 0 <= k && k <= n,
+                absl::InvalidArgumentError("count must be in 0.." + std::to_string(n) +
+                                           " (the number of items), got " + std::to_string(k)));
+    TensorShape kept_shape = values.shape();
+    kept_shape.set_dim(0, k);
+    Tensor* kept = nullptr;
+    OP_REQUIRES_OK(context, context->allocate_output(0, kept_shape, &kept));
+    OP_REQUIRES_OK(
+        context, ToTensorFlowStatus(PositionsTake(
+                     WordsOf(positions), FloatsOf(values), positions.dim_size(0), n, components, k,
+                     IntraOpParallelFor(context), MutableFloatsOf(kept))));
   }
 };
 
@@ -96,6 +134,8 @@ REGISTER_KERNEL_BUILDER(Name("Gradcomp>PositionsSum").Device(::tensorflow::DEVIC
                         PositionsSumOp);
 REGISTER_KERNEL_BUILDER(Name("Gradcomp>PositionsReplace").Device(::tensorflow::DEVICE_CPU),
                         PositionsReplaceOp);
+REGISTER_KERNEL_BUILDER(Name("Gradcomp>PositionsGather").Device(::tensorflow::DEVICE_CPU),
+                        PositionsGatherOp);
 
 }  // namespace
 }  // namespace gradcomp

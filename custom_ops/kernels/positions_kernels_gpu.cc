@@ -14,9 +14,20 @@ using ::tensorflow::OpKernelContext;
 using ::tensorflow::Tensor;
 using ::tensorflow::TensorShape;
 
+// Counted blocks are read on the CPU only: say so when the graph is built.
+absl::Status RefuseCounted(OpKernelConstruction* context) {
+  bool counted = false;
+  absl::Status status = context->GetAttr("counted", &counted);
+  if (!status.ok() || !counted) return status;
+  return absl::UnimplementedError("counted positions blocks need the CPU: place " +
+                                  context->def().name() + " on it");
+}
+
 class PositionsSumGpuOp : public OpKernel {
  public:
-  explicit PositionsSumGpuOp(OpKernelConstruction* context) : OpKernel(context) {}
+  explicit PositionsSumGpuOp(OpKernelConstruction* context) : OpKernel(context) {
+    OP_REQUIRES_OK(context, RefuseCounted(context));
+  }
 
   void Compute(OpKernelContext* context) override {
     const Tensor& positions = context->input(0);
@@ -58,7 +69,9 @@ class PositionsSumGpuOp : public OpKernel {
 
 class PositionsReplaceGpuOp : public OpKernel {
  public:
-  explicit PositionsReplaceGpuOp(OpKernelConstruction* context) : OpKernel(context) {}
+  explicit PositionsReplaceGpuOp(OpKernelConstruction* context) : OpKernel(context) {
+    OP_REQUIRES_OK(context, RefuseCounted(context));
+  }
 
   void Compute(OpKernelContext* context) override {
     const Tensor& values = context->input(0);

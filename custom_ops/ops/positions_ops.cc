@@ -13,10 +13,10 @@ using ::tensorflow::shape_inference::ShapeHandle;
 
 // Checks a dimension of positions words against n and k as far as all three are known.
 absl::Status CheckNumWords(InferenceContext* c, DimensionHandle num_words, DimensionHandle n,
-                           DimensionHandle k) {
+                           DimensionHandle k, bool counted) {
   if (!c->ValueKnown(n) || !c->ValueKnown(k)) return absl::OkStatus();
   DimensionHandle unused;
-  return c->WithValue(num_words, PositionsNumWords(c->Value(n), c->Value(k)), &unused);
+  return c->WithValue(num_words, PositionsNumWords(c->Value(n), c->Value(k), counted), &unused);
 }
 
 absl::Status PositionsSumShape(InferenceContext* c) {
@@ -32,7 +32,9 @@ absl::Status PositionsSumShape(InferenceContext* c) {
   }
   DimensionHandle num_workers;
   TF_RETURN_IF_ERROR(c->Merge(c->Dim(positions, 0), c->Dim(kept, 0), &num_workers));
-  TF_RETURN_IF_ERROR(CheckNumWords(c, c->Dim(positions, 1), n, c->Dim(kept, 1)));
+  bool counted = false;
+  TF_RETURN_IF_ERROR(c->GetAttr("counted", &counted));
+  TF_RETURN_IF_ERROR(CheckNumWords(c, c->Dim(positions, 1), n, c->Dim(kept, 1), counted));
   c->set_output(0, c->Rank(kept) == 2 ? c->Vector(n) : c->Matrix(n, 2));
   return absl::OkStatus();
 }
@@ -44,9 +46,28 @@ absl::Status PositionsReplaceShape(InferenceContext* c) {
   TF_RETURN_IF_ERROR(ItemsShape(c, c->input(2), 1, &kept));
   if (c->RankKnown(values) && c->RankKnown(kept)) {
     TF_RETURN_IF_ERROR(c->WithRank(kept, c->Rank(values), &kept));
-    TF_RETURN_IF_ERROR(CheckNumWords(c, c->Dim(positions, 0), c->Dim(values, 0), c->Dim(kept, 0)));
+    bool counted = false;
+    TF_RETURN_IF_ERROR(c->GetAttr("counted", &counted));
+    TF_RETURN_IF_ERROR(
+        CheckNumWords(c, c->Dim(positions, 0), c->Dim(values, 0), c->Dim(kept, 0), counted));
   }
   c->set_output(0, values);
+  return absl::OkStatus();
+}
+
+absl::Status PositionsGatherShape(InferenceContext* c) {
+  ShapeHandle values, positions, unused;
+  TF_RETURN_IF_ERROR(ItemsShape(c, c->input(0), 1, &values));
+  TF_RETURN_IF_ERROR(c->WithRank(c->input(1), 1, &positions));
+  TF_RETURN_IF_ERROR(c->WithRank(c->input(2), 0, &unused));
+  DimensionHandle k;
+  TF_RETURN_IF_ERROR(c->MakeDimForScalarInput(2, &k));
+  ShapeHandle kept = c->UnknownShape();
+  if (c->RankKnown(values)) {
+    TF_RETURN_IF_ERROR(CheckNumWords(c, c->Dim(positions, 0), c->Dim(values, 0), k, false));
+    TF_RETURN_IF_ERROR(c->ReplaceDim(values, 0, k, &kept));
+  }
+  c->set_output(0, kept);
   return absl::OkStatus();
 }
 
@@ -55,6 +76,7 @@ REGISTER_OP("Gradcomp>PositionsSum")
     .Input("kept: float32")
     .Input("size: int64")
     .Output("sum: float32")
+    .Attr("counted: bool = false")
     .SetShapeFn(PositionsSumShape)
     .Doc(R"doc(
 Sums the kept items of all workers into a dense tensor.
@@ -65,6 +87,8 @@ positions: `[W, p]` a positions block of the wire format for each of W workers.
 kept: `[W, k]` real or `[W, k, 2]` complex items, in ascending order of position.
 size: scalar n: the number of items of the sum.
 sum: `[n]` or `[n, 2]`.
+counted: the blocks are counted ones, with room for k items; what `kept` has beyond a block's count
+  is ignored.
 )doc");
 
 REGISTER_OP("Gradcomp>PositionsReplace")
@@ -72,6 +96,7 @@ REGISTER_OP("Gradcomp>PositionsReplace")
     .Input("positions: int32")
     .Input("kept: float32")
     .Output("replaced: float32")
+    .Attr("counted: bool = false")
     .SetShapeFn(PositionsReplaceShape)
     .Doc(R"doc(
 Replaces the items at the positions, in place where nothing else reads `values`.
@@ -82,6 +107,25 @@ values: `[n]` real or `[n, 2]` complex items.
 positions: `[p]` a positions block of the wire format.
 kept: `[k]` or `[k, 2]` the new items, in ascending order of position.
 replaced: like `values`.
+counted: the block is a counted one, with room for k items; what `kept` has beyond its count is
+  ignored.
+)doc");
+
+REGISTER_OP("Gradcomp>PositionsGather")
+    .Input("values: float32")
+    .Input("positions: int32")
+    .Input("count: int64")
+    .Output("kept: float32")
+    .SetShapeFn(PositionsGatherShape)
+    .Doc(R"doc(
+Reads the items at the positions.
+
+For positions that are chosen without looking at the values, as those of random-k are.
+
+values: `[n]` real or `[n, 2]` complex items.
+positions: `[p]` a positions block of the wire format.
+count: scalar k: the number of positions in the block.
+kept: `[k]` or `[k, 2]` the items, in ascending order of position, bits unchanged.
 )doc");
 
 }  // namespace

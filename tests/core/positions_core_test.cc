@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Positions blocks against FORMAT.md, item by item, and corrupt ones.
 
+#include <algorithm>
 #include <cstring>
 #include <random>
 #include <string>
@@ -73,6 +74,11 @@ void TestBlock(int64_t n, int64_t k, int components, std::mt19937* random) {
                 .ok());
     }
     CHECK(positions.ToVector() == block);
+    Guarded<float> taken(k * components);
+    CHECK(PositionsTake(block.data(), values.data(), num_words, n, components, k, parallel_for,
+                        taken.data())
+              .ok());
+    CHECK(SameBits(taken.ToVector(), expected_kept) && taken.Intact());
     CHECK(SameBits(kept.ToVector(), expected_kept));
     CHECK(positions.Intact() && kept.Intact());
 
@@ -104,11 +110,72 @@ void TestBlock(int64_t n, int64_t k, int components, std::mt19937* random) {
   CHECK(sum.Intact());
 }
 
+// Counted blocks with room for k items: all workers' counts differ, and one is 0.
+void TestCountedBlock(int64_t n, int64_t k, int components, std::mt19937* random) {
+  CurrentCase() = "counted n " + std::to_string(n) + " k " + std::to_string(k) + " components " +
+                  std::to_string(components);
+  const ParallelFor parallel_for = n % 2 == 0 ? ParallelFor(SerialFor) : HostileFor(11);
+  const int64_t num_words = PositionsNumWords(n, k, true);
+  std::vector<uint32_t> blocks;
+  std::vector<float> all_kept;
+  std::vector<float> expected_sum(static_cast<size_t>(n * components), 0.0f);
+  for (const int64_t found : {k, k / 2, int64_t{0}}) {
+    const std::vector<int64_t> kept_items = RandomPositions(n, found, random);
+    const std::vector<uint32_t> block = OracleCountedPositions(kept_items, n, k);
+    const std::vector<float> values = RandomFloats(n * components, random);
+    std::vector<uint64_t> selected(static_cast<size_t>(SelectionWords(n)));
+    std::vector<float> expected_kept;
+    std::vector<float> expected_replaced = values;
+    for (int64_t item : kept_items) {
+      selected[item / 64] |= uint64_t{1} << (item % 64);
+      for (int c = 0; c < components; ++c) {
+        const int64_t i = item * components + c;
+        expected_kept.push_back(values[i]);
+        expected_sum[i] += values[i];
+        expected_replaced[i] = 0.5f;
+      }
+    }
+    expected_kept.resize(static_cast<size_t>(k * components), 0.0f);
+    Guarded<uint32_t> positions(num_words);
+    Guarded<float> kept(k * components);
+    CHECK(PositionsGather(selected.data(), values.data(), n, components, k, parallel_for,
+                          positions.data(), kept.data(), true)
+              .ok());
+    CHECK(positions.ToVector() == block);
+    CHECK(SameBits(kept.ToVector(), expected_kept));
+    CHECK(positions.Intact() && kept.Intact());
+
+    std::vector<float> replaced = values;
+    const std::vector<float> news(static_cast<size_t>(k * components), 0.5f);
+    CHECK(PositionsReplace(block.data(), news.data(), num_words, n, components, k, parallel_for,
+                           replaced.data(), true)
+              .ok());
+    CHECK(SameBits(replaced, expected_replaced));
+
+    // What lies beyond the count must not be seen.
+    std::fill(expected_kept.begin() + found * components, expected_kept.end(), 7.0f);
+    blocks.insert(blocks.end(), block.begin(), block.end());
+    all_kept.insert(all_kept.end(), expected_kept.begin(), expected_kept.end());
+  }
+  Guarded<float> sum(n * components);
+  {
+    const ScopedFlush flush;
+    CHECK(PositionsSum(blocks.data(), all_kept.data(), 3, num_words, n, components, k, parallel_for,
+                       sum.data(), true)
+              .ok());
+  }
+  CHECK(SameBits(sum.ToVector(), expected_sum));
+  CHECK(sum.Intact());
+}
+
 void TestBlocks() {
   std::mt19937 random(5);
   for (int64_t n : {1, 2, 31, 32, 33, 63, 64, 65, 4099, 8192, 65535, 65536, 65537, 196613}) {
     for (int64_t k : {int64_t{0}, int64_t{1}, n / 50, n / 20, n * 3 / 20, n}) {
-      for (int components : {1, 2}) TestBlock(n, k, components, &random);
+      for (int components : {1, 2}) {
+        TestBlock(n, k, components, &random);
+        TestCountedBlock(n, k, components, &random);
+      }
     }
   }
   TestBlock(1000003, 10001, 1, &random);
@@ -131,7 +198,64 @@ void ExpectRefused(const char* what, const std::vector<uint32_t>& block, int64_t
                            dense.data())
               .code() == StatusCode::kInvalidArgument);
     CHECK(dense.Intact());
+    Guarded<float> taken(k * components);
+    CHECK(PositionsTake(words.data(), dense.data(), num_words, n, components, k, SerialFor,
+                        taken.data())
+              .code() == StatusCode::kInvalidArgument);
+    CHECK(taken.Intact());
   }
+}
+
+void ExpectCountedRefused(const char* what, const std::vector<uint32_t>& block, int64_t n,
+                          int64_t k) {
+  CurrentCase() = what;
+  const int64_t num_words = static_cast<int64_t>(block.size());
+  const std::vector<uint32_t> words(block);
+  const std::vector<float> kept(static_cast<size_t>(k), 1.0f);
+  Guarded<float> dense(n);
+  CHECK(
+      PositionsSum(words.data(), kept.data(), 1, num_words, n, 1, k, SerialFor, dense.data(), true)
+          .code() == StatusCode::kInvalidArgument);
+  CHECK(
+      PositionsReplace(words.data(), kept.data(), num_words, n, 1, k, SerialFor, dense.data(), true)
+          .code() == StatusCode::kInvalidArgument);
+  CHECK(dense.Intact());
+}
+
+void TestCorruptCounted() {
+  const std::vector<uint32_t> bitmap = OracleCountedPositions({0, 31, 32}, 40, 5);
+  for (uint32_t count : {0u, 2u, 4u, 6u, 0x80000003u, 0xffffffffu}) {
+    std::vector<uint32_t> bad = bitmap;
+    bad[0] = count;
+    ExpectCountedRefused("bitmap with another count", bad, 40, 5);
+  }
+  std::vector<uint32_t> bad = bitmap;
+  bad[0] = 6;
+  bad[1] |= 0xe;
+  ExpectCountedRefused("bitmap with more than its capacity", bad, 40, 5);
+  bad = bitmap;
+  bad.pop_back();
+  ExpectCountedRefused("bitmap one word too short", bad, 40, 5);
+
+  const int64_t n = 65536 + 100;
+  const std::vector<uint32_t> local = OracleCountedPositions({3, 65536}, n, 5);
+  CHECK(local.size() == 6);
+  for (uint32_t count : {0u, 1u, 3u, 5u, 6u, 0xffffffffu}) {
+    bad = local;
+    bad[0] = count;
+    ExpectCountedRefused("indices with another count", bad, n, 5);
+  }
+  for (size_t word : {4, 5}) {
+    for (int bit : {0, 15, 16, 31}) {
+      bad = local;
+      bad[word] |= 1u << bit;
+      ExpectCountedRefused("unused index", bad, n, 5);
+    }
+  }
+  bad = local;
+  bad[0] = bad[1] = 6;
+  bad[2] = 0;
+  ExpectCountedRefused("indices beyond its capacity", bad, n, 5);
 }
 
 void TestCorruptBitmaps() {
@@ -197,6 +321,9 @@ void TestRefusedArguments() {
   CHECK(code(4, 2, 4) == StatusCode::kInvalidArgument);
   CHECK(code(4, 3, 3) == StatusCode::kInvalidArgument);
   CHECK(code(2, 1, 3) == StatusCode::kInvalidArgument);
+  uint32_t counted[2];
+  CHECK(PositionsGather(selected, values, 4, 1, 2, SerialFor, counted, kept, true).code() ==
+        StatusCode::kInvalidArgument);
 }
 
 }  // namespace
@@ -206,6 +333,7 @@ int main() {
   gradcomp::TestBlocks();
   gradcomp::TestCorruptBitmaps();
   gradcomp::TestCorruptLocals();
+  gradcomp::TestCorruptCounted();
   gradcomp::TestRefusedArguments();
   return gradcomp::FinishTest();
 }

@@ -46,6 +46,16 @@ def test_fft_trains_and_repeats_bit_for_bit():
     assert train("--compression=fft:density=0.1")[0]["weights"] == first[0]["weights"]
 
 
+@pytest.mark.parametrize(
+    "spec", ["dithering:levels=3", "randomk:density=0.1,values=natural", "sidco:density=0.05"]
+)
+def test_other_codecs_train(spec):
+    """Own draws, shared ones, and as many items as a worker's own threshold lets pass."""
+    results = train(f"--compression={spec}")
+    assert_workers_agree(results)
+    assert_learned(results[0])
+
+
 def test_identity_equals_the_dense_all_reduce_of_two_workers():
     # With two workers there is one way to add: the ring's order does not matter.
     identity = train("--compression=identity")

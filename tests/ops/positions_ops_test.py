@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""positions_sum and positions_replace against the oracle, bit for bit, and corrupt blocks."""
+"""positions_sum, _replace and _gather against the oracle, bit for bit, and corrupt blocks."""
 
 import numpy as np
 import positions_reference
@@ -41,6 +41,35 @@ def test_sizes(n, components, rng):
         values = sample("gauss", (n, *components), rng)
         replaced = positions.positions_replace(values, blocks[0].view(np.int32), kept[0])
         assert_same_floats(replaced, positions_reference.replace(values, blocks[0], kept[0]))
+        gathered = positions.positions_gather(values, blocks[0].view(np.int32), k)
+        expected = values[positions_reference.decode(blocks[0], n, k)]
+        np.testing.assert_array_equal(gathered.numpy(), expected)
+
+
+def random_counted_blocks(found: list[int], n: int, k: int, rng: np.random.Generator) -> np.ndarray:
+    """uint32 [W, 1 + p]: blocks with room for k positions that hold as many as `found` says."""
+    chosen = [np.sort(rng.choice(n, f, replace=False, shuffle=False)) for f in found]
+    return np.stack([positions_reference.encode(c, n, k) for c in chosen])
+
+
+@pytest.mark.parametrize("n", SIZES)
+@pytest.mark.parametrize("components", [(), (2,)], ids=["real", "complex"])
+def test_counted_sizes(n, components, rng):
+    for k in counts(n):
+        blocks = random_counted_blocks([k, 0, k // 2, max(0, k - 1)], n, k, rng)
+        assert blocks.shape[1] == positions.num_words(n, k, counted=True)
+        # What lies beyond a count is NaN, and must not be seen.
+        kept = sample("gauss", (4, k, *components), rng)
+        for worker in range(4):
+            kept[worker, blocks[worker, 0] :] = np.nan
+        total = positions.positions_sum(blocks.view(np.int32), kept, n, counted=True)
+        assert_same_floats(total, positions_reference.decode_sum(blocks, kept, n, counted=True))
+
+        values = sample("gauss", (n, *components), rng)
+        words = blocks[2].view(np.int32)
+        replaced = positions.positions_replace(values, words, kept[2], counted=True)
+        expected = positions_reference.replace(values, blocks[2], kept[2], counted=True)
+        assert_same_floats(replaced, expected)
 
 
 @pytest.mark.parametrize("kind", KINDS + NON_FINITE_KINDS)
@@ -143,6 +172,21 @@ def test_static_shapes_are_exact():
             tf.TensorSpec([None, *components], tf.float32),
         )
         assert graph.structured_outputs.shape == [1000, *components]
+        graph = tf.function(lambda v, w: positions.positions_gather(v, w, 7)).get_concrete_function(
+            tf.TensorSpec([1000, *components], tf.float32), tf.TensorSpec([None], tf.int32)
+        )
+        assert graph.structured_outputs.shape == [7, *components]
+
+
+@pytest.mark.parametrize("kind", KINDS + NON_FINITE_KINDS)
+@pytest.mark.parametrize(("n", "k"), [(70, 60), (2000, 11), (131073, 130000), (70000, 0)])
+@pytest.mark.parametrize("components", [(), (2,)], ids=["real", "complex"])
+def test_gather_moves_bits(kind, n, k, components, rng):
+    block = random_blocks(1, n, k, rng)[0]
+    values = sample(kind, (n, *components), rng)
+    gathered = positions.positions_gather(values, block.view(np.int32), k).numpy()
+    expected = values[positions_reference.decode(block, n, k)]
+    np.testing.assert_array_equal(gathered.view(np.uint32), expected.view(np.uint32))
 
 
 # ---- corrupt blocks and bad arguments
@@ -194,12 +238,60 @@ def test_corrupt_blocks_are_refused(name, n, k, words, components):
     values = np.zeros((n, *components), np.float32)
     with pytest.raises(tf.errors.InvalidArgumentError, match="positions block of worker 0"):
         positions.positions_replace(values, words.view(np.int32), kept)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="positions block of worker 0"):
+        positions.positions_gather(values, words.view(np.int32), k)
+    counted_words = np.concatenate([[np.uint32(k)], words]).view(np.int32)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="positions block of worker 0"):
+        positions.positions_replace(values, counted_words, kept, counted=True)
     right = positions_reference.encode(np.arange(k), n)
     for worker, order in enumerate([[words, right], [right, words]]):  # whoever sent it is named
         blocks = np.stack(order).view(np.int32)
         expected = f"positions block of worker {worker}"
         with pytest.raises(tf.errors.InvalidArgumentError, match=expected):
             positions.positions_sum(blocks, np.stack([kept, kept]), n)
+
+
+def corrupt_counted_blocks():
+    """(name, n, k, words): each one rule away from a right counted block."""
+    n, k = BITMAP
+    right = positions_reference.encode(np.arange(k - 3), n, k)
+    yield "bitmap, counts one more", n, k, right + np.array([1, 0, 0, 0, 0], "<u4")
+    yield "bitmap, counts one less", n, k, right - np.array([1, 0, 0, 0, 0], "<u4")
+    full = positions_reference.encode(np.arange(k), n, k)
+    yield "bitmap, above its capacity", n, k, full + np.array([1, 1 << 25, 0, 0, 0], "<u4")
+    yield "bitmap, count of all ones", n, k, full | np.array([0xFFFFFFFF, 0, 0, 0, 0], "<u4")
+
+    n, k = LOCAL
+    right = positions_reference.encode(np.array([3, 9]), n, k)
+    assert right.tolist() == [2, 2, 0, 3 | 9 << 16, 0, 0]
+    for name, words in {
+        "local, counts one more": [3, 2, 0, 3 | 9 << 16, 0, 0],
+        "local, counts one less": [1, 2, 0, 3 | 9 << 16, 0, 0],
+        "local, above its capacity": [6, 3, 3, 3 | 9 << 16, 10 | 0 << 16, 1 | 2 << 16],
+        "local, count of all ones": [0xFFFFFFFF, 2, 0, 3 | 9 << 16, 0, 0],
+        "local, first unused index set": [2, 2, 0, 3 | 9 << 16, 10, 0],
+        "local, unused half of a used word set": [1, 1, 0, 3 | 9 << 16, 0, 0],
+        "local, last index set": [2, 2, 0, 3 | 9 << 16, 0, 1],
+        "local, padding set": [2, 2, 0, 3 | 9 << 16, 0, 1 << 16],
+    }.items():
+        yield name, n, k, np.array(words, "<u4")
+
+
+@pytest.mark.parametrize(
+    ("name", "n", "k", "words"),
+    list(corrupt_counted_blocks()),
+    ids=[c[0] for c in corrupt_counted_blocks()],
+)
+def test_corrupt_counted_blocks_are_refused(name, n, k, words):
+    with pytest.raises(ValueError):
+        positions_reference.decode(words, n, k, counted=True)
+    kept, values = np.ones(k, np.float32), np.zeros(n, np.float32)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="positions block of worker 0"):
+        positions.positions_replace(values, words.view(np.int32), kept, counted=True)
+    right = positions_reference.encode(np.arange(k - 1), n, k)
+    blocks = np.stack([right, words]).view(np.int32)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="positions block of worker 1"):
+        positions.positions_sum(blocks, np.stack([kept, kept]), n, counted=True)
 
 
 def test_random_words_never_pass_or_crash(rng):
@@ -251,3 +343,28 @@ def test_bad_arguments_of_replace_are_named(values_shape, words_shape, kept_shap
     values, kept = np.zeros(values_shape, np.float32), np.zeros(kept_shape, np.float32)
     with pytest.raises(BAD_ARGUMENT, match=named):
         positions.positions_replace(values, np.zeros(words_shape, np.int32), kept)
+
+
+@pytest.mark.parametrize(
+    ("values_shape", "words_shape", "count", "named"),
+    [
+        ((100,), (3,), 20, "positions"),
+        ((100,), (1, 4), 20, "positions|rank"),
+        ((100,), (4,), 101, "count"),
+        ((100,), (4,), -1, "count|-1"),
+        ((100, 3), (4,), 20, "values"),
+        ((), (4,), 20, "values"),
+    ],
+)
+def test_bad_arguments_of_gather_are_named(values_shape, words_shape, count, named):
+    values = np.zeros(values_shape, np.float32)
+    with pytest.raises(BAD_ARGUMENT, match=named):
+        positions.positions_gather(values, np.zeros(words_shape, np.int32), count)
+
+
+def test_counted_and_plain_sizes_differ():
+    kept, values = np.zeros(20, np.float32), np.zeros(100, np.float32)
+    with pytest.raises(BAD_ARGUMENT, match="positions"):
+        positions.positions_replace(values, np.zeros(4, np.int32), kept, counted=True)
+    with pytest.raises(BAD_ARGUMENT, match="positions"):
+        positions.positions_sum(np.zeros((1, 5), np.int32), kept[None], 100)

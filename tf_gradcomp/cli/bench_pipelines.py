@@ -14,6 +14,7 @@ from typing import Protocol
 
 import tensorflow as tf
 
+from tf_gradcomp.codecs import base
 from tf_gradcomp.compression import Compression
 from tf_gradcomp.feedback import error_feedback
 
@@ -41,6 +42,7 @@ class CodecPipeline:
         self._codec = compression.build()
         self._num_elements = num_elements
         self._layout = self._codec.transform.layout(num_elements)
+        self._draw = base.Draw(bucket=0, worker=0, step=tf.constant(1))
         self._feedback = (
             error_feedback.ErrorFeedback(self._layout.shape, "CPU:0", "residual")
             if compression.error_feedback
@@ -55,11 +57,10 @@ class CodecPipeline:
     @tf.function(autograph=False)
     def _encode(self, bucket: tf.Tensor, finite: tf.Tensor) -> tf.Tensor:
         coefficients = self._codec.transform.forward(bucket)
-        if self._feedback is None:
-            return self._codec.encode(coefficients, self._layout).payload
-        coefficients = self._feedback.compensate(coefficients)
-        encoded = self._codec.encode(coefficients, self._layout)
-        error_feedback.commit(finite, [(self._feedback, encoded.residual)])
+        residual = None if self._feedback is None else self._feedback.residual.read_value()
+        encoded = self._codec.encode(coefficients, residual, self._layout, self._draw)
+        if self._feedback is not None:
+            error_feedback.commit(finite, [(self._feedback, encoded.residual)])
         return encoded.payload
 
     def decode_sum(self, payloads: tf.Tensor) -> tf.Tensor:
@@ -68,7 +69,7 @@ class CodecPipeline:
 
     @tf.function(autograph=False)
     def _decode_sum(self, payloads: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        total, finite = self._codec.decode_sum(payloads, self._layout)
+        total, finite = self._codec.decode_sum(payloads, self._layout, self._draw)
         return self._codec.transform.inverse(total, self._num_elements), finite
 
     def reset(self) -> None:

@@ -17,6 +17,8 @@ state. The wire format of each block is in ``custom_ops/core/FORMAT.md``.
 from __future__ import annotations
 
 import abc
+import functools
+import operator
 from typing import Any, ClassVar, NamedTuple
 
 import tensorflow as tf
@@ -28,11 +30,44 @@ class Encoded(NamedTuple):
     Attributes:
       payload: int32 ``[m]``, the words for the wire.
       residual: float32, shaped like the coefficients: what was meant minus what the payload
-        decodes to. Undefined where the coefficients were not finite.
+        decodes to. Undefined where the coefficients were not finite. ``None`` if it was not
+        asked for.
     """
 
     payload: tf.Tensor
-    residual: tf.Tensor
+    residual: tf.Tensor | None
+
+
+class Draw(NamedTuple):
+    """Where stochastic parts take their random numbers from: equal draws give equal bits.
+
+    Attributes:
+      bucket: number of the bucket.
+      worker: index of this worker.
+      step: int32 scalar, the number of the exchange.
+    """
+
+    bucket: int
+    worker: int
+    step: tf.Tensor
+
+    def shared_key(self, seed: int) -> tf.Tensor:
+        """Returns an int32 ``[4]`` key that is the same on all workers."""
+        return self._key(seed, stream=0)
+
+    def own_key(self, seed: int, part: int = 0) -> tf.Tensor:
+        """Returns an int32 ``[4]`` key that no other worker has.
+
+        Args:
+          seed: the part's seed.
+          part: keeps two parts of one codec apart, 0 or 1.
+        """
+        return self._key(seed, stream=1 + 2 * self.worker + part)
+
+    def _key(self, seed: int, stream: int) -> tf.Tensor:
+        return tf.stack(
+            [tf.constant(seed), tf.constant(stream), tf.constant(self.bucket), self.step]
+        )
 
 
 class Layout(NamedTuple):
@@ -77,38 +112,56 @@ class Transform(abc.ABC):
 
 
 class Sparsifier(abc.ABC):
-    """Chooses which items travel, and codes their positions.
+    """Chooses which items travel, and codes their positions."""
 
-    Attributes:
-      biased: whether what is kept differs from the input in expectation.
-    """
+    @property
+    @abc.abstractmethod
+    def biased(self) -> bool:
+        """Whether what is kept differs from the input in expectation."""
 
-    biased: ClassVar[bool]
+    @property
+    def stochastic(self) -> bool:
+        """Whether the choice depends on the draw."""
+        return False
 
     @abc.abstractmethod
     def num_kept(self, layout: Layout) -> int:
-        """Returns ``k``, the number of items kept; the same on all workers."""
+        """Returns ``k``, the number of items that are quantized; the same on all workers."""
 
     @abc.abstractmethod
     def num_words(self, layout: Layout) -> int:
-        """Returns the number of words of the positions block."""
+        """Returns the number of words of the positions block that is sent; may be 0."""
 
     @abc.abstractmethod
-    def select(self, coefficients: tf.Tensor, layout: Layout) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns ``(positions, kept)``: int32 ``[p]`` and float32 ``[k]`` or ``[k, 2]``."""
+    def select(
+        self, coefficients: tf.Tensor, layout: Layout, draw: Draw, repaid: bool
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """Chooses items.
+
+        Args:
+          coefficients: float32 ``[N]`` or ``[N, 2]``.
+          layout: their shape.
+          draw: the randomness, for stochastic sparsifiers.
+          repaid: whether error feedback repays what is dropped. If not, a random choice scales up
+            what it keeps, so that its expectation is the input.
+
+        Returns:
+          ``(positions, kept)``: int32 ``[p]`` and float32 ``[k]`` or ``[k, 2]``.
+        """
 
     @abc.abstractmethod
     def replace(self, coefficients: tf.Tensor, positions: tf.Tensor, kept: tf.Tensor) -> tf.Tensor:
         """Returns the coefficients with the items at ``positions`` replaced by ``kept``."""
 
     @abc.abstractmethod
-    def sum(self, positions: tf.Tensor, kept: tf.Tensor, layout: Layout) -> tf.Tensor:
+    def sum(self, positions: tf.Tensor, kept: tf.Tensor, layout: Layout, draw: Draw) -> tf.Tensor:
         """Sums the workers' items into dense coefficients, in worker order.
 
         Args:
-          positions: int32 ``[W, p]``.
+          positions: int32 ``[W, num_words]``, as sent.
           kept: float32 ``[W, k]`` or ``[W, k, 2]``.
           layout: shape of the coefficients.
+          draw: as for ``select``, on any worker.
 
         Returns:
           float32 coefficients.
@@ -119,24 +172,48 @@ class Quantizer(abc.ABC):
     """Codes values in fewer bits.
 
     Attributes:
-      biased: whether the decoded value differs from the input in expectation.
       lossless: whether decoding gives back the same bits.
     """
 
-    biased: ClassVar[bool]
     lossless: ClassVar[bool] = False
+
+    @property
+    @abc.abstractmethod
+    def biased(self) -> bool:
+        """Whether the decoded value differs from the input in expectation."""
+
+    @property
+    def stochastic(self) -> bool:
+        """Whether the codes depend on the draw."""
+        return False
 
     @abc.abstractmethod
     def num_words(self, num_values: int) -> int:
         """Returns the number of words of the quantizer block for ``num_values`` values."""
 
     @abc.abstractmethod
-    def encode(self, values: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns ``(words, error)``: int32 ``[w]``, and values minus decoded values."""
+    def encode(
+        self, values: tf.Tensor, residual: tf.Tensor | None, with_error: bool, draw: Draw
+    ) -> tuple[tf.Tensor, tf.Tensor | None]:
+        """Codes ``x``, which is ``values``, or ``values + residual`` in one pass.
+
+        Args:
+          values: float32 of any shape.
+          residual: float32 of the same shape, or ``None``.
+          with_error: whether the error is wanted.
+          draw: the randomness, for stochastic quantizers.
+
+        Returns:
+          ``(words, error)``: int32 ``[w]``, and ``x`` minus its decoded value or ``None``.
+        """
 
     @abc.abstractmethod
     def decode(self, words: tf.Tensor, num_values: int) -> tf.Tensor:
         """Maps int32 ``[W, w]`` to float32 ``[W, num_values]``."""
+
+    def decode_sum(self, words: tf.Tensor, num_values: int) -> tf.Tensor:
+        """Maps int32 ``[W, w]`` to float32 ``[num_values]``: the sum in worker order."""
+        return sum_in_order(self.decode(words, num_values))
 
     @abc.abstractmethod
     def all_finite(self, words: tf.Tensor) -> tf.Tensor:
@@ -162,16 +239,37 @@ class Codec(abc.ABC):
     def lossless(self) -> bool:
         """Whether one worker's decoded coefficients have the bits that were encoded."""
 
+    @property
+    @abc.abstractmethod
+    def stochastic(self) -> bool:
+        """Whether payloads depend on the draw."""
+
     @abc.abstractmethod
     def num_words(self, num_elements: int) -> int:
         """Returns ``m``, the payload's words for a bucket; the same on all workers."""
 
     @abc.abstractmethod
-    def encode(self, coefficients: tf.Tensor, layout: Layout) -> Encoded:
-        """Encodes coefficients, float32 ``[N]`` or ``[N, 2]``."""
+    def encode(
+        self,
+        coefficients: tf.Tensor,
+        residual: tf.Tensor | None,
+        layout: Layout,
+        draw: Draw,
+    ) -> Encoded:
+        """Encodes coefficients, and what was left over from the step before.
+
+        Args:
+          coefficients: float32 ``[N]`` or ``[N, 2]``.
+          residual: float32 of the same shape, to be added to them; ``None`` without error
+            feedback, and then no new one is made.
+          layout: shape of the coefficients.
+          draw: the randomness, for stochastic codecs.
+        """
 
     @abc.abstractmethod
-    def decode_sum(self, payloads: tf.Tensor, layout: Layout) -> tuple[tf.Tensor, tf.Tensor]:
+    def decode_sum(
+        self, payloads: tf.Tensor, layout: Layout, draw: Draw
+    ) -> tuple[tf.Tensor, tf.Tensor]:
         """Decodes the payloads of all workers and adds them up.
 
         The sum is taken in float32 and in worker order, so that every worker gets the same bits.
@@ -179,6 +277,7 @@ class Codec(abc.ABC):
         Args:
           payloads: int32 ``[W, m]``, row ``w`` from worker ``w``.
           layout: shape of the coefficients.
+          draw: that of the encoding, on any worker.
 
         Returns:
           ``(coefficients, finite)``: the sum, and a bool scalar that is false when any worker
@@ -199,3 +298,19 @@ def check_range(owner: str, field: str, value: Any, low: Any, high: Any, low_ope
         raise ValueError(
             f"{owner}: {field} must be in {'(' if low_open else '['}{low}, {high}], got {value!r}"
         )
+
+
+def check_integer(owner: str, field: str, value: Any) -> None:
+    """Raises ValueError unless ``value`` is an integer."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ValueError(f"{owner}: {field} must be an integer, got {value!r}")
+
+
+def check_seed(owner: str, value: Any) -> None:
+    """Raises ValueError unless ``value`` can be a seed, an integer from 0 to 2^31 - 1."""
+    check_range(owner, "seed", value, 0, 2**31 - 1, low_open=False)
+
+
+def sum_in_order(values: tf.Tensor) -> tf.Tensor:
+    """Sums a tensor over its first axis, of static size, from first to last."""
+    return functools.reduce(operator.add, tf.unstack(values, values.shape[0]))

@@ -35,8 +35,13 @@ class Float32(base.Quantizer):
     def num_words(self, num_values: int) -> int:
         return num_values
 
-    def encode(self, values: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        return tf.bitcast(tf.reshape(values, [-1]), tf.int32), tf.zeros_like(values)
+    def encode(
+        self, values: tf.Tensor, residual: tf.Tensor | None, with_error: bool, draw: base.Draw
+    ) -> tuple[tf.Tensor, tf.Tensor | None]:
+        if residual is not None:
+            values = values + residual
+        error = tf.zeros_like(values) if with_error else None
+        return tf.bitcast(tf.reshape(values, [-1]), tf.int32), error
 
     def decode(self, words: tf.Tensor, num_values: int) -> tf.Tensor:
         return tf.bitcast(words, tf.float32)

@@ -4,8 +4,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
-import operator
 
 import tensorflow as tf
 
@@ -34,6 +32,12 @@ class Pipeline(base.Codec):
     def lossless(self) -> bool:
         return self.sparsifier is None and self.quantizer.lossless
 
+    @property
+    def stochastic(self) -> bool:
+        return (
+            self.sparsifier is not None and self.sparsifier.stochastic
+        ) or self.quantizer.stochastic
+
     def num_words(self, num_elements: int) -> int:
         layout = self.transform.layout(num_elements)
         if self.sparsifier is None:
@@ -41,25 +45,37 @@ class Pipeline(base.Codec):
         num_values = self.sparsifier.num_kept(layout) * layout.components
         return self.sparsifier.num_words(layout) + self.quantizer.num_words(num_values)
 
-    def encode(self, coefficients: tf.Tensor, layout: base.Layout) -> base.Encoded:
+    def encode(
+        self,
+        coefficients: tf.Tensor,
+        residual: tf.Tensor | None,
+        layout: base.Layout,
+        draw: base.Draw,
+    ) -> base.Encoded:
+        with_residual = residual is not None
         if self.sparsifier is None:
-            words, error = self.quantizer.encode(coefficients)
+            words, error = self.quantizer.encode(coefficients, residual, with_residual, draw)
             return base.Encoded(words, error)
-        positions, kept = self.sparsifier.select(coefficients, layout)
-        codes, error = self.quantizer.encode(kept)
-        residual = self.sparsifier.replace(coefficients, positions, error)
-        return base.Encoded(tf.concat([positions, codes], axis=0), residual)
+        if with_residual:
+            coefficients = coefficients + residual
+        positions, kept = self.sparsifier.select(coefficients, layout, draw, repaid=with_residual)
+        codes, error = self.quantizer.encode(kept, None, with_residual, draw)
+        if with_residual:
+            residual = self.sparsifier.replace(coefficients, positions, error)
+        sent = positions[: self.sparsifier.num_words(layout)]
+        return base.Encoded(tf.concat([sent, codes], axis=0), residual)
 
-    def decode_sum(self, payloads: tf.Tensor, layout: base.Layout) -> tuple[tf.Tensor, tf.Tensor]:
-        num_workers = payloads.shape[0]
+    def decode_sum(
+        self, payloads: tf.Tensor, layout: base.Layout, draw: base.Draw
+    ) -> tuple[tf.Tensor, tf.Tensor]:
         if self.sparsifier is None:
-            values = self.quantizer.decode(payloads, layout.num_values)
-            total = functools.reduce(operator.add, tf.unstack(values, num_workers))
+            total = self.quantizer.decode_sum(payloads, layout.num_values)
             return tf.reshape(total, layout.shape), self.quantizer.all_finite(payloads)
+        num_workers = payloads.shape[0]
         num_kept = self.sparsifier.num_kept(layout)
         num_position_words = self.sparsifier.num_words(layout)
         positions, codes = payloads[:, :num_position_words], payloads[:, num_position_words:]
         values = self.quantizer.decode(codes, num_kept * layout.components)
         kept = tf.reshape(values, (num_workers, num_kept, *layout.shape[1:]))
         # Items that are not finite rank first, so the quantizer has seen them if there are any.
-        return self.sparsifier.sum(positions, kept, layout), self.quantizer.all_finite(codes)
+        return self.sparsifier.sum(positions, kept, layout, draw), self.quantizer.all_finite(codes)

@@ -55,8 +55,13 @@ class RangeFloat(base.Quantizer):
     def num_words(self, num_values: int) -> int:
         return range_float_ops.num_words(num_values, self.bits)
 
-    def encode(self, values: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        return range_float_ops.range_float_encode(values, self.bits, self.mantissa)
+    def encode(
+        self, values: tf.Tensor, residual: tf.Tensor | None, with_error: bool, draw: base.Draw
+    ) -> tuple[tf.Tensor, tf.Tensor | None]:
+        if residual is not None:
+            values = values + residual
+        words, error = range_float_ops.range_float_encode(values, self.bits, self.mantissa)
+        return words, error if with_error else None
 
     def decode(self, words: tf.Tensor, num_values: int) -> tf.Tensor:
         return range_float_ops.range_float_decode(words, num_values, self.bits, self.mantissa)

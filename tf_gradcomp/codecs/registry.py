@@ -1,56 +1,88 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Codecs by name. A name's parameters are its builder's keyword arguments."""
+"""Codecs by name.
+
+A name stands for parts: a quantizer alone, or a sparsifier, with or without a transform, before
+a quantizer that the parameter ``values`` names. The parts' fields are the codec's parameters; a
+field that two parts have, such as ``seed``, is set in both.
+"""
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable
-from typing import Any
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
-from tf_gradcomp.codecs import base, fft, identity, pipeline, range_float, top_k
-
-Builder = Callable[..., base.Codec]
-
-
-def _identity() -> base.Codec:
-    return pipeline.Pipeline(identity.NoTransform(), None, identity.Float32())
-
-
-def _fft(
-    *,
-    density: float = 0.15,
-    bits: int = 10,
-    mantissa_bits: int | None = None,
-    chunk: int | None = 4096,
-) -> base.Codec:
-    return pipeline.Pipeline(
-        fft.FFT(chunk), top_k.TopK(density), range_float.RangeFloat(bits, mantissa_bits)
-    )
+from tf_gradcomp.codecs import (
+    base,
+    dithering,
+    fft,
+    identity,
+    narrow_float,
+    natural,
+    one_bit,
+    pipeline,
+    random_k,
+    range_float,
+    threshold,
+    top_k,
+    uniform,
+)
 
 
-_BUILDERS: dict[str, Builder] = {"identity": _identity, "fft": _fft}
+class _Recipe(NamedTuple):
+    """What comes before the quantizer, and what the recipe's own defaults are."""
+
+    transform: type[base.Transform]
+    sparsifier: type[base.Sparsifier]
+    defaults: Mapping[str, Any] = {"values": "identity"}
+
+
+_QUANTIZERS: dict[str, type[base.Quantizer]] = {
+    "identity": identity.Float32,
+    "float16": narrow_float.Float16,
+    "bfloat16": narrow_float.BFloat16,
+    "float8_e4m3": narrow_float.Float8E4M3,
+    "float8_e5m2": narrow_float.Float8E5M2,
+    "range_float": range_float.RangeFloat,
+    "natural": natural.Natural,
+    "dithering": dithering.Dithering,
+    "uniform": uniform.Uniform,
+    "onebit": one_bit.OneBit,
+}
+
+_RECIPES: dict[str, _Recipe] = {
+    "fft": _Recipe(fft.FFT, top_k.TopK, {"density": 0.15, "values": "range_float"}),
+    "topk": _Recipe(identity.NoTransform, top_k.TopK),
+    "randomk": _Recipe(identity.NoTransform, random_k.RandomK),
+    "threshold": _Recipe(identity.NoTransform, threshold.Threshold),
+    "adaptive_threshold": _Recipe(identity.NoTransform, threshold.AdaptiveThreshold),
+    "sampled_threshold": _Recipe(identity.NoTransform, threshold.SampledThreshold),
+    "sidco": _Recipe(identity.NoTransform, threshold.SIDCo),
+}
 
 
 def names() -> list[str]:
     """Returns the names of all codecs, sorted."""
-    return sorted(_BUILDERS)
+    return sorted([*_QUANTIZERS, *_RECIPES])
 
 
-def parameters(name: str) -> dict[str, Any]:
+def parameters(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the parameters of a codec with their defaults.
 
+    Args:
+      name: name of the codec.
+      given: what is set; ``values`` decides which other parameters there are.
+
     Raises:
-      ValueError: no codec has that name.
+      ValueError: no codec, or no quantizer, has that name.
     """
-    if ":" in name:
-        raise ValueError(f"{name!r} is a spec, not a codec's name: use Compression.from_spec")
-    if name not in _BUILDERS:
-        raise ValueError(f"unknown codec {name!r}; known codecs: {', '.join([*names(), 'none'])}")
-    signature = inspect.signature(_BUILDERS[name])
-    return {key: parameter.default for key, parameter in signature.parameters.items()}
+    known: dict[str, Any] = {}
+    for part in _parts(name, given):
+        known |= {field.name: field.default for field in dataclasses.fields(part)}
+    return {**known, **_defaults(name)}
 
 
-def build(name: str, params: dict[str, Any]) -> base.Codec:
+def build(name: str, params: Mapping[str, Any]) -> base.Codec:
     """Makes a codec.
 
     Args:
@@ -60,12 +92,39 @@ def build(name: str, params: dict[str, Any]) -> base.Codec:
     Raises:
       ValueError: an unknown name or parameter, or a value out of range.
     """
-    known = parameters(name)
+    known = parameters(name, params)
     for key in params:
         if key not in known:
             allowed = ", ".join(known) or "none"
             raise ValueError(f"codec {name!r} has no parameter {key!r}; its parameters: {allowed}")
+    values = {**known, **params}
     try:
-        return _BUILDERS[name](**params)
+        transform, *sparsifier, quantizer = [
+            part(**{field.name: values[field.name] for field in dataclasses.fields(part)})
+            for part in _parts(name, params)
+        ]
     except ValueError as error:
         raise ValueError(f"codec {name!r}: {error}") from None
+    return pipeline.Pipeline(transform, sparsifier[0] if sparsifier else None, quantizer)
+
+
+def _defaults(name: str) -> Mapping[str, Any]:
+    return _RECIPES[name].defaults if name in _RECIPES else {}
+
+
+def _parts(name: str, given: Mapping[str, Any]) -> list[Any]:
+    """Returns the classes of a codec's parts, in order."""
+    if ":" in name:
+        raise ValueError(f"{name!r} is a spec, not a codec's name: use Compression.from_spec")
+    if name in _QUANTIZERS:
+        return [identity.NoTransform, _QUANTIZERS[name]]
+    if name not in _RECIPES:
+        raise ValueError(f"unknown codec {name!r}; known codecs: {', '.join([*names(), 'none'])}")
+    transform, sparsifier, defaults = _RECIPES[name]
+    values = given.get("values", defaults["values"])
+    if values not in _QUANTIZERS:
+        raise ValueError(
+            f"codec {name!r}: values must be one of {', '.join(sorted(_QUANTIZERS))}, "
+            f"got {values!r}"
+        )
+    return [transform, sparsifier, _QUANTIZERS[values]]

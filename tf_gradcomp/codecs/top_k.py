@@ -29,20 +29,21 @@ class TopK(base.Sparsifier):
       ValueError: ``density`` is outside (0, 1].
     """
 
-    density: float = 0.15
+    density: float = 0.01
     biased: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         base.check_range("top-k", "density", self.density, 0, 1.0, low_open=True)
 
     def num_kept(self, layout: base.Layout) -> int:
-        # The rounding guards against 0.1 * 10 = 1.0000000000000002 keeping two of ten.
-        return max(1, math.ceil(round(self.density * layout.num_items, 6)))
+        return num_kept(self.density, layout.num_items)
 
     def num_words(self, layout: base.Layout) -> int:
         return positions_ops.num_words(layout.num_items, self.num_kept(layout))
 
-    def select(self, coefficients: tf.Tensor, layout: base.Layout) -> tuple[tf.Tensor, tf.Tensor]:
+    def select(
+        self, coefficients: tf.Tensor, layout: base.Layout, draw: base.Draw, repaid: bool
+    ) -> tuple[tf.Tensor, tf.Tensor]:
         return top_k_ops.top_k_select(
             coefficients, self.num_kept(layout), row_length=layout.row_length
         )
@@ -50,5 +51,13 @@ class TopK(base.Sparsifier):
     def replace(self, coefficients: tf.Tensor, positions: tf.Tensor, kept: tf.Tensor) -> tf.Tensor:
         return positions_ops.positions_replace(coefficients, positions, kept)
 
-    def sum(self, positions: tf.Tensor, kept: tf.Tensor, layout: base.Layout) -> tf.Tensor:
+    def sum(
+        self, positions: tf.Tensor, kept: tf.Tensor, layout: base.Layout, draw: base.Draw
+    ) -> tf.Tensor:
         return positions_ops.positions_sum(positions, kept, layout.num_items)
+
+
+def num_kept(density: float, num_items: int) -> int:
+    """Returns how many items a density means, at least one."""
+    # The rounding guards against 0.1 * 10 = 1.0000000000000002 keeping two of ten.
+    return max(1, math.ceil(round(density * num_items, 6)))

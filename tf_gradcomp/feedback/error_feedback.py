@@ -26,10 +26,6 @@ class ErrorFeedback:
     def __init__(self, shape: tuple[int, ...], device: str, name: str) -> None:
         self.residual = state.local_zeros(shape, device, name)
 
-    def compensate(self, coefficients: tf.Tensor) -> tf.Tensor:
-        """Returns the coefficients plus the residual."""
-        return coefficients + self.residual
-
 
 Update: TypeAlias = tuple[ErrorFeedback, tf.Tensor]
 

@@ -2,6 +2,9 @@
 """Positions blocks: which k of n items a payload holds, and what to do with them.
 
 The layout is in `custom_ops/core/FORMAT.md`, section "Positions block".
+
+A counted block has room for k items and says in its first word how many it holds, for methods
+whose count varies by worker: its number of words depends on n and k alone.
 """
 
 from __future__ import annotations
@@ -15,10 +18,11 @@ SEGMENT_ITEMS = 65536
 
 tf.no_gradient("Gradcomp>PositionsSum")
 tf.no_gradient("Gradcomp>PositionsReplace")
+tf.no_gradient("Gradcomp>PositionsGather")
 
 
-def num_words(size: int, count: int) -> int:
-    """Words (int32) of the positions block of `count` of `size` items.
+def num_words(size: int, count: int, counted: bool = False) -> int:
+    """Words (int32) of the positions block of `count` of `size` items, or of a counted one.
 
     Raises:
       ValueError: not 0 <= count <= size.
@@ -27,11 +31,15 @@ def num_words(size: int, count: int) -> int:
         raise ValueError(f"need 0 <= count <= size, got count={count}, size={size}")
     bitmap_words = (size + 31) // 32
     local_words = (size + SEGMENT_ITEMS - 1) // SEGMENT_ITEMS + (count + 1) // 2
-    return min(local_words, bitmap_words)
+    return int(counted) + min(local_words, bitmap_words)
 
 
 def positions_sum(
-    positions: tf.Tensor, kept: tf.Tensor, size: int | tf.Tensor, name: str | None = None
+    positions: tf.Tensor,
+    kept: tf.Tensor,
+    size: int | tf.Tensor,
+    counted: bool = False,
+    name: str | None = None,
 ) -> tf.Tensor:
     """Sums the kept items of all workers into a dense tensor.
 
@@ -39,9 +47,12 @@ def positions_sum(
     so every worker gets the same. Not differentiable.
 
     Args:
-      positions: int32 `[W, p]`, the positions blocks of W workers, p = `num_words(size, k)`.
+      positions: int32 `[W, p]`, the positions blocks of W workers,
+        p = `num_words(size, k, counted)`.
       kept: float32 `[W, k]` real or `[W, k, 2]` complex items, in ascending order of position.
       size: int64 scalar n: the number of items of the sum.
+      counted: the blocks are counted ones; what `kept` has beyond a block's count is ignored. On
+        the CPU only.
       name: name of the operation.
 
     Returns:
@@ -53,12 +64,16 @@ def positions_sum(
     """
     size = tf.cast(size, tf.int64)
     return loader.load().gradcomp_positions_sum(
-        positions=positions, kept=kept, size=size, name=name
+        positions=positions, kept=kept, size=size, counted=counted, name=name
     )
 
 
 def positions_replace(
-    values: tf.Tensor, positions: tf.Tensor, kept: tf.Tensor, name: str | None = None
+    values: tf.Tensor,
+    positions: tf.Tensor,
+    kept: tf.Tensor,
+    counted: bool = False,
+    name: str | None = None,
 ) -> tf.Tensor:
     """Replaces the items of `values` at the positions by those in `kept`.
 
@@ -67,8 +82,10 @@ def positions_replace(
 
     Args:
       values: float32 `[n]` real or `[n, 2]` complex items.
-      positions: int32 `[p]`, a positions block, p = `num_words(n, k)`.
+      positions: int32 `[p]`, a positions block, p = `num_words(n, k, counted)`.
       kept: float32 `[k]` or `[k, 2]`, the new items, in ascending order of position.
+      counted: the block is a counted one; what `kept` has beyond its count is ignored. On the CPU
+        only.
       name: name of the operation.
 
     Returns:
@@ -78,5 +95,31 @@ def positions_replace(
       tf.errors.InvalidArgumentError: shapes do not fit together, or the block is corrupt.
     """
     return loader.load().gradcomp_positions_replace(
-        values=values, positions=positions, kept=kept, name=name
+        values=values, positions=positions, kept=kept, counted=counted, name=name
+    )
+
+
+def positions_gather(
+    values: tf.Tensor, positions: tf.Tensor, count: int | tf.Tensor, name: str | None = None
+) -> tf.Tensor:
+    """Reads the items of `values` at the positions.
+
+    For positions that are chosen without looking at the values, as those of random-k. Not
+    differentiable.
+
+    Args:
+      values: float32 `[n]` real or `[n, 2]` complex items.
+      positions: int32 `[p]`, a positions block, p = `num_words(n, k)`.
+      count: int64 scalar k: the number of positions in the block.
+      name: name of the operation.
+
+    Returns:
+      float32 `[k]` or `[k, 2]`, the items in ascending order of position, bits unchanged.
+
+    Raises:
+      tf.errors.InvalidArgumentError: shapes do not fit together, or the block is corrupt.
+    """
+    count = tf.cast(count, tf.int64)
+    return loader.load().gradcomp_positions_gather(
+        values=values, positions=positions, count=count, name=name
     )

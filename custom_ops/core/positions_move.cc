@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: Apache-2.0
+// What receives blocks: the sum over workers, and moving items to and from their positions.
+
+#include <atomic>
+#include <string>
+
+#include "positions.h"
+#include "positions_blocks.h"
+
+namespace gradcomp {
+namespace {
+
+// The first bad index found by parallel shards: none, or the worker it belongs to.
+class BadWorker {
+ public:
+  void Report(int64_t worker) {
+    int64_t none = -1;
+    worker_.compare_exchange_strong(none, worker);
+  }
+  Status ToStatus() const {
+    const int64_t worker = worker_.load();
+    if (worker < 0) return Status();
+    return Status::InvalidArgument(
+        "positions block of worker " + std::to_string(worker) +
+        ": indices within a segment must be ascending and below its size");
+  }
+
+ private:
+  std::atomic<int64_t> worker_{-1};
+};
+
+// Cycles to visit a unit of one worker: little in the local layout, where few items are kept.
+int64_t UnitCycles(const PositionsBlocks& blocks) {
+  return blocks.unit_items() == kSegmentItems ? kSegmentItems : kPositionsMoveCycles;
+}
+
+template <int kComponents>
+Status Sum(const PositionsBlocks& blocks, const float* kept, int64_t n, int64_t k,
+           const ParallelFor& parallel_for, float* sum) {
+  const auto add = [](const float* from, float* to) {
+    for (int c = 0; c < kComponents; ++c) to[c] += from[c];
+  };
+  BadWorker bad;
+  const int64_t cycles = UnitCycles(blocks) * (blocks.num_workers() + 1);
+  RunShards(parallel_for, blocks.num_units(), cycles, [&](int64_t begin, int64_t end) {
+    for (int64_t unit = begin; unit < end; ++unit) {
+      // All workers' items go to a unit while it is in the cache.
+      const int64_t first = unit * blocks.unit_items();
+      std::fill_n(sum + first * kComponents, std::min(blocks.unit_items(), n - first) * kComponents,
+                  0.0f);
+      for (int64_t worker = 0; worker < blocks.num_workers(); ++worker) {
+        const float* const worker_kept = kept + worker * k * kComponents;
+        if (!blocks.ForUnit<kComponents>(worker, unit, worker_kept, sum, add)) bad.Report(worker);
+      }
+    }
+  });
+  return bad.ToStatus();
+}
+
+template <int kComponents>
+Status Replace(const PositionsBlocks& blocks, const float* kept, const ParallelFor& parallel_for,
+               float* values) {
+  BadWorker bad;
+  RunShards(parallel_for, blocks.num_units(), UnitCycles(blocks), [&](int64_t begin, int64_t end) {
+    for (int64_t unit = begin; unit < end; ++unit) {
+      if (!blocks.ForUnit<kComponents>(0, unit, kept, values, CopyItem<kComponents>)) {
+        bad.Report(0);
+      }
+    }
+  });
+  return bad.ToStatus();
+}
+
+template <int kComponents>
+Status Take(const PositionsBlocks& blocks, const float* values, const ParallelFor& parallel_for,
+            float* kept) {
+  const auto take = [](float* to, const float* from) { CopyItem<kComponents>(from, to); };
+  BadWorker bad;
+  RunShards(parallel_for, blocks.num_units(), UnitCycles(blocks), [&](int64_t begin, int64_t end) {
+    for (int64_t unit = begin; unit < end; ++unit) {
+      if (!blocks.ForUnit<kComponents>(0, unit, kept, values, take)) bad.Report(0);
+    }
+  });
+  return bad.ToStatus();
+}
+
+}  // namespace
+
+Status PositionsSum(const uint32_t* positions, const float* kept, int64_t num_workers,
+                    int64_t words_per_worker, int64_t n, int components, int64_t k,
+                    const ParallelFor& parallel_for, float* sum, bool counted) {
+  Status status = ValidatePositionsSizes(words_per_worker, n, components, k, counted);
+  if (!status.ok()) return status;
+  PositionsBlocks blocks;
+  status = blocks.Init(positions, num_workers, n, k, counted, parallel_for);
+  if (!status.ok()) return status;
+  return components == 1 ? Sum<1>(blocks, kept, n, k, parallel_for, sum)
+                         : Sum<2>(blocks, kept, n, k, parallel_for, sum);
+}
+
+Status PositionsReplace(const uint32_t* positions, const float* kept, int64_t num_words, int64_t n,
+                        int components, int64_t k, const ParallelFor& parallel_for, float* values,
+                        bool counted) {
+  Status status = ValidatePositionsSizes(num_words, n, components, k, counted);
+  if (!status.ok()) return status;
+  PositionsBlocks blocks;
+  status = blocks.Init(positions, 1, n, k, counted, parallel_for);
+  if (!status.ok()) return status;
+  return components == 1 ? Replace<1>(blocks, kept, parallel_for, values)
+                         : Replace<2>(blocks, kept, parallel_for, values);
+}
+
+Status PositionsTake(const uint32_t* positions, const float* values, int64_t num_words, int64_t n,
+                     int components, int64_t k, const ParallelFor& parallel_for, float* kept) {
+  Status status = ValidatePositionsSizes(num_words, n, components, k, false);
+  if (!status.ok()) return status;
+  PositionsBlocks blocks;
+  status = blocks.Init(positions, 1, n, k, false, parallel_for);
+  if (!status.ok()) return status;
+  return components == 1 ? Take<1>(blocks, values, parallel_for, kept)
+                         : Take<2>(blocks, values, parallel_for, kept);
+}
+
+}  // namespace gradcomp

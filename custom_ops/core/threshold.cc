@@ -1,0 +1,176 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "threshold.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "fp_environment.h"
+#include "multiversion.h"
+#include "positions.h"
+#include "prefetch.h"
+#include "random_k.h"
+#include "scratch.h"
+#include "top_k.h"
+#include "top_k_keys.h"
+
+namespace gradcomp {
+namespace {
+
+// Items in a unit of parallel work; a multiple of the tile.
+constexpr int64_t kChunkItems = 8192;
+// Items whose keys are computed at a time, into an array that stays in the first-level cache.
+constexpr int64_t kTile = 1024;
+constexpr int64_t kScanCycles = kChunkItems * 2;
+constexpr int64_t kSampleCycles = 40;
+
+// Real items: compared as they are loaded. Returns how many reach the threshold.
+GRADCOMP_MULTIVERSION
+int64_t CompareValues(const float* values, int64_t num_masks, uint32_t threshold,
+                      uint64_t* selected) {
+  int64_t count = 0;
+  for (int64_t m = 0; m < num_masks; ++m, values += 64) {
+    uint8_t reaches[64];
+    PrefetchAhead(values, 64);
+    for (int i = 0; i < 64; ++i) reaches[i] = RealKey(values[i]) >= threshold;
+    selected[m] = PackFlags(reaches);
+    count += __builtin_popcountll(selected[m]);
+  }
+  return count;
+}
+
+GRADCOMP_MULTIVERSION
+int64_t CompareKeys(const uint32_t* keys, int64_t num_masks, uint32_t threshold,
+                    uint64_t* selected) {
+  int64_t count = 0;
+  for (int64_t m = 0; m < num_masks; ++m, keys += 64) {
+    uint8_t reaches[64];
+    for (int i = 0; i < 64; ++i) reaches[i] = keys[i] >= threshold;
+    selected[m] = PackFlags(reaches);
+    count += __builtin_popcountll(selected[m]);
+  }
+  return count;
+}
+
+uint32_t ThresholdKey(float threshold, int components) {
+  return components == 1 ? RealKey(threshold) : ComplexKey(threshold, 0.0f, 1.0);
+}
+
+// The largest float whose key is at most `key`; see SampledThreshold().
+float ThresholdOfKey(uint32_t key, int components) {
+  const float inf = std::numeric_limits<float>::infinity();
+  if (components == 1) return FloatOf(key);
+  if (key >= kMaxComplexKey) return inf;
+  // Start from the root of the largest energy with this key, rounded up: too large, if anything.
+  const uint64_t bits = (uint64_t{key} << 32) | 0xffffffffu;
+  double energy;
+  std::memcpy(&energy, &bits, sizeof(energy));
+  float threshold = static_cast<float>(std::sqrt(energy));
+  threshold = std::min(std::nextafter(threshold, inf), std::numeric_limits<float>::max());
+  while (ThresholdKey(threshold, 2) > key) threshold = std::nextafter(threshold, 0.0f);
+  return threshold;
+}
+
+// Marks the items of one chunk that reach the threshold, and returns how many.
+int64_t ScanChunk(const KeyedItems& items, int64_t chunk, uint32_t threshold, uint64_t* selected) {
+  const int64_t end = std::min((chunk + 1) * kChunkItems, items.n);
+  int64_t first = chunk * kChunkItems;
+  int64_t count = 0;
+  if (items.components == 1) {
+    const int64_t num_masks = (end - first) / 64;
+    count += CompareValues(items.values + first, num_masks, threshold, selected + first / 64);
+    first += num_masks * 64;
+  }
+  uint32_t keys[kTile];
+  for (; first < end; first += kTile) {
+    const int64_t size = std::min(kTile, end - first);
+    const int64_t num_masks = (size + 63) / 64;
+    uint64_t* const masks = selected + first / 64;
+    items.Keys(first, size, keys);
+    std::fill(keys + size, keys + num_masks * 64, 0);
+    count += CompareKeys(keys, num_masks, threshold, masks);
+    // What fills the last mask up reaches a threshold of zero.
+    if (size % 64 != 0 && threshold == 0) {
+      masks[num_masks - 1] &= (uint64_t{1} << (size % 64)) - 1;
+      count -= num_masks * 64 - size;
+    }
+  }
+  return count;
+}
+
+}  // namespace
+
+Status ThresholdSelect(const float* values, int64_t n, int components, int64_t row_length,
+                       float threshold, int64_t capacity, const ParallelFor& parallel_for,
+                       uint32_t* positions, float* kept) {
+  const ScopedIeeeMode ieee_mode;
+  const KeyedItems items = {values, n, components, row_length};
+  if (Status status = items.Validate(); !status.ok()) return status;
+  if (!(threshold >= 0.0f)) {
+    return Status::InvalidArgument("threshold must be at least 0, got " +
+                                   std::to_string(threshold));
+  }
+  if (capacity < 1 || capacity > n) {
+    return Status::InvalidArgument("capacity must be in 1.." + std::to_string(n) +
+                                   " (the number of items), got " + std::to_string(capacity));
+  }
+  const std::unique_ptr<uint64_t[]> selected = AllocateScratch<uint64_t>(SelectionWords(n));
+  if (!selected) return OutOfScratch();
+  const uint32_t threshold_key = ThresholdKey(threshold, components);
+  const int64_t num_chunks = (n + kChunkItems - 1) / kChunkItems;
+  std::atomic<int64_t> found{0};
+  RunShards(parallel_for, num_chunks, kScanCycles * components, [&](int64_t begin, int64_t end) {
+    int64_t count = 0;
+    for (int64_t chunk = begin; chunk < end; ++chunk) {
+      count += ScanChunk(items, chunk, threshold_key, selected.get());
+    }
+    found += count;
+  });
+  if (found <= capacity) {
+    return PositionsGather(selected.get(), values, n, components, capacity, parallel_for, positions,
+                           kept, /*counted=*/true);
+  }
+  // The items that reach a threshold rank before all others, so the top ones are among them.
+  positions[0] = static_cast<uint32_t>(capacity);
+  return TopKSelect(values, n, components, row_length, capacity, parallel_for, positions + 1, kept);
+}
+
+Status SampledThreshold(const float* values, int64_t n, int components, int64_t row_length,
+                        int64_t k, int64_t num_samples, const RandomKey& key,
+                        const ParallelFor& parallel_for, float* threshold) {
+  const ScopedIeeeMode ieee_mode;
+  const KeyedItems items = {values, n, components, row_length};
+  if (Status status = items.Validate(); !status.ok()) return status;
+  if (n < 1 || n > kRandomKMaxItems) {
+    return Status::InvalidArgument("the number of items must be in 1.." +
+                                   std::to_string(kRandomKMaxItems) + ", got " + std::to_string(n));
+  }
+  if (k < 1 || k > n) {
+    return Status::InvalidArgument("count must be in 1.." + std::to_string(n) +
+                                   " (the number of items), got " + std::to_string(k));
+  }
+  if (num_samples < 1 || num_samples > n) {
+    return Status::InvalidArgument("num_samples must be in 1.." + std::to_string(n) +
+                                   " (the number of items), got " + std::to_string(num_samples));
+  }
+  std::vector<uint32_t> keys(static_cast<size_t>(num_samples));
+  RunShards(parallel_for, num_samples, kSampleCycles, [&](int64_t begin, int64_t end) {
+    int64_t drawn[kTile];
+    for (int64_t first = begin; first < end; first += kTile) {
+      const int64_t count = std::min(kTile, end - first);
+      RandomKItems(key, n, num_samples, first, count, drawn);
+      for (int64_t i = 0; i < count; ++i) keys[first + i] = items.KeyAt(drawn[i]);
+    }
+  });
+  const uint64_t product = static_cast<uint64_t>(k) * static_cast<uint64_t>(num_samples);
+  const int64_t rank = static_cast<int64_t>((product - 1) / static_cast<uint64_t>(n) + 1);
+  *threshold = ThresholdOfKey(SelectLargest(keys.data(), num_samples, rank), components);
+  return Status();
+}
+
+}  // namespace gradcomp

@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+// Selection by threshold: all items whose magnitude reaches it, up to a capacity (FORMAT.md,
+// section "Threshold"), and a threshold from a sample.
+
+#ifndef GRADCOMP_CORE_THRESHOLD_H_
+#define GRADCOMP_CORE_THRESHOLD_H_
+
+#include <cstdint>
+
+#include "parallel.h"
+#include "philox.h"
+#include "status.h"
+
+namespace gradcomp {
+
+// Selects the items whose key is at least that of the threshold, in the order of the keys of top-k;
+// if these are more than `capacity`, the top `capacity` of them (ties go to the lowest index). The
+// key of a threshold t is that of the item t, or t + 0i with weight 1. Items that are not finite
+// always reach it.
+//
+//   values      [n, components] floats, any bits; components 1 (real) or 2 (complex), n >= 1.
+//   row_length  as in TopKSelect().
+//   threshold   >= 0; +Inf selects only what is not finite. Not NaN.
+//   capacity    1 <= capacity <= n.
+//   positions   [PositionsNumWords(n, capacity, true)] a counted positions block.
+//   kept        [capacity, components] the selected items in ascending order of position, bits
+//               unchanged, then +0.
+//
+// One pass over the values, another over those near the selected ones, and top-k where the capacity
+// does not suffice. Errors: InvalidArgument for arguments outside these limits, ResourceExhausted
+// if there is no memory for scratch space (1/8 byte an item; that of TopKSelect on overflow).
+// The same bits for any `parallel_for`. Thread-safe.
+Status ThresholdSelect(const float* values, int64_t n, int components, int64_t row_length,
+                       float threshold, int64_t capacity, const ParallelFor& parallel_for,
+                       uint32_t* positions, float* kept);
+
+// A threshold that about k of n items reach, judged by a sample (the idea of Deep Gradient
+// Compression): the magnitude of rank ceil(k * num_samples / n) among `num_samples` items, which
+// are the draw of random-k with this key.
+//
+//   k            1 <= k <= n.
+//   num_samples  1 <= num_samples <= n <= kRandomKMaxItems. About 10 n/k or more make it useful.
+//   threshold    for real items the magnitude itself; for complex ones, the largest float whose key
+//                does not exceed that of the sampled item: it reaches its own threshold. Inf if the
+//                sampled item is not finite.
+//
+// Errors: InvalidArgument for arguments outside these limits.
+// The same bits for any `parallel_for`. Thread-safe.
+Status SampledThreshold(const float* values, int64_t n, int components, int64_t row_length,
+                        int64_t k, int64_t num_samples, const RandomKey& key,
+                        const ParallelFor& parallel_for, float* threshold);
+
+}  // namespace gradcomp
+
+#endif  // GRADCOMP_CORE_THRESHOLD_H_

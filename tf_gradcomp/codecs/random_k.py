@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Random-k: items drawn alike on all workers, so that no positions travel.
+
+Source: as an operator of distributed SGD with memory, Stich et al., "Sparsified SGD with Memory",
+NeurIPS 2018 (arXiv 1809.07599). The draw, one item from each of k strata, is this project's own.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import ClassVar
+
+import tensorflow as tf
+
+from tf_gradcomp.codecs import base, top_k
+from tf_gradcomp.ops import positions as positions_ops
+from tf_gradcomp.ops import random_k as random_k_ops
+from tf_gradcomp.ops import threshold as threshold_ops
+
+
+@dataclasses.dataclass(frozen=True)
+class RandomK(base.Sparsifier):
+    """Keeps one item of each of ``k = ceil(density * N)`` strata of neighbours, drawn at random.
+
+    Without error feedback, what is kept is multiplied by the size of its stratum: unbiased, with
+    a variance of ``1 / density - 1`` times the gradient's energy.
+
+    Attributes:
+      density: share of the items kept, in (0, 1].
+      seed: of the random numbers.
+
+    Raises:
+      ValueError: a field is out of range.
+    """
+
+    density: float = 0.01
+    seed: int = 0
+    biased: ClassVar[bool] = True
+    stochastic: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        base.check_range("random-k", "density", self.density, 0, 1.0, low_open=True)
+        base.check_seed("random-k", self.seed)
+
+    def num_kept(self, layout: base.Layout) -> int:
+        return top_k.num_kept(self.density, layout.num_items)
+
+    def num_words(self, layout: base.Layout) -> int:
+        return 0
+
+    def select(
+        self, coefficients: tf.Tensor, layout: base.Layout, draw: base.Draw, repaid: bool
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        positions = self._positions(layout, draw)
+        num_kept = self.num_kept(layout)
+        kept = positions_ops.positions_gather(coefficients, positions, num_kept)
+        if not repaid:
+            kept = random_k_ops.random_k_scale(kept, layout.num_items)
+        # An Inf or NaN must show, drawn or not. It reaches any threshold.
+        block, _ = threshold_ops.threshold_select(coefficients, math.inf, 1, layout.row_length)
+        return positions, tf.where(block[0] > 0, float("nan"), kept)
+
+    def replace(self, coefficients: tf.Tensor, positions: tf.Tensor, kept: tf.Tensor) -> tf.Tensor:
+        return positions_ops.positions_replace(coefficients, positions, kept)
+
+    def sum(
+        self, positions: tf.Tensor, kept: tf.Tensor, layout: base.Layout, draw: base.Draw
+    ) -> tf.Tensor:
+        # Of everyone's items, which are the same: their sum is that of one worker's.
+        total = base.sum_in_order(kept)
+        return positions_ops.positions_sum(
+            self._positions(layout, draw)[tf.newaxis], total[tf.newaxis], layout.num_items
+        )
+
+    def _positions(self, layout: base.Layout, draw: base.Draw) -> tf.Tensor:
+        return random_k_ops.random_k_positions(
+            draw.shared_key(self.seed), layout.num_items, self.num_kept(layout)
+        )

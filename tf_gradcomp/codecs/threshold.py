@@ -1,0 +1,193 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Thresholds: keep what is large enough, however much that is, up to a capacity.
+
+Every worker keeps as many items as reach its threshold. As payloads have a fixed size, the plan
+reserves room for ``capacity``; if more items reach it, the largest are kept.
+
+Sources: Dutta et al., "On the Discrepancy between the Theoretical Analysis and Practical
+Implementations of Compressed Communication for Distributed Deep Learning", AAAI 2020 (the fixed
+and the adaptive threshold); Lin et al., "Deep Gradient Compression", ICLR 2018 (the sampled one);
+Abdelmoniem et al., "SIDCo: An Efficient Statistical-based Gradient Compression Technique", MLSys
+2021 (the fitted one).
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import math
+from typing import ClassVar
+
+import tensorflow as tf
+
+from tf_gradcomp.codecs import base, top_k
+from tf_gradcomp.ops import positions as positions_ops
+from tf_gradcomp.ops import sidco as sidco_ops
+from tf_gradcomp.ops import threshold as threshold_ops
+
+# Room for items beyond the number aimed at; Deep Gradient Compression bears with as many.
+_SLACK = 1.3
+
+
+class _Threshold(base.Sparsifier):
+    """Keeps the items that reach a threshold."""
+
+    biased: ClassVar[bool] = True
+
+    @abc.abstractmethod
+    def num_kept(self, layout: base.Layout) -> int: ...
+
+    @abc.abstractmethod
+    def _threshold(
+        self, coefficients: tf.Tensor, layout: base.Layout, draw: base.Draw
+    ) -> tf.Tensor:
+        """Returns the threshold, a float32 scalar >= 0."""
+
+    def num_words(self, layout: base.Layout) -> int:
+        return positions_ops.num_words(layout.num_items, self.num_kept(layout), counted=True)
+
+    def select(
+        self, coefficients: tf.Tensor, layout: base.Layout, draw: base.Draw, repaid: bool
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        threshold = self._threshold(coefficients, layout, draw)
+        return threshold_ops.threshold_select(
+            coefficients, threshold, self.num_kept(layout), layout.row_length
+        )
+
+    def replace(self, coefficients: tf.Tensor, positions: tf.Tensor, kept: tf.Tensor) -> tf.Tensor:
+        return positions_ops.positions_replace(coefficients, positions, kept, counted=True)
+
+    def sum(
+        self, positions: tf.Tensor, kept: tf.Tensor, layout: base.Layout, draw: base.Draw
+    ) -> tf.Tensor:
+        return positions_ops.positions_sum(positions, kept, layout.num_items, counted=True)
+
+
+@dataclasses.dataclass(frozen=True)
+class Threshold(_Threshold):
+    """Keeps the items of a magnitude of at least ``threshold`` (Threshold-v).
+
+    Attributes:
+      threshold: the magnitude v, >= 0, in units of the gradient.
+      capacity: largest share of the items kept, in (0, 1].
+
+    Raises:
+      ValueError: a field is out of range.
+    """
+
+    threshold: float = 1e-3
+    capacity: float = 0.1
+
+    def __post_init__(self) -> None:
+        base.check_range("threshold", "threshold", self.threshold, 0.0, 3e38, low_open=False)
+        base.check_range("threshold", "capacity", self.capacity, 0, 1.0, low_open=True)
+
+    def num_kept(self, layout: base.Layout) -> int:
+        return top_k.num_kept(self.capacity, layout.num_items)
+
+    def _threshold(
+        self, coefficients: tf.Tensor, layout: base.Layout, draw: base.Draw
+    ) -> tf.Tensor:
+        return tf.constant(self.threshold, tf.float32)
+
+
+@dataclasses.dataclass(frozen=True)
+class AdaptiveThreshold(_Threshold):
+    """Keeps the items of at least ``ratio`` times the largest magnitude.
+
+    Attributes:
+      ratio: of the threshold to the largest magnitude, in (0, 1].
+      capacity: largest share of the items kept, in (0, 1].
+
+    Raises:
+      ValueError: a field is out of range.
+    """
+
+    ratio: float = 0.5
+    capacity: float = 0.1
+
+    def __post_init__(self) -> None:
+        base.check_range("adaptive threshold", "ratio", self.ratio, 0, 1.0, low_open=True)
+        base.check_range("adaptive threshold", "capacity", self.capacity, 0, 1.0, low_open=True)
+
+    def num_kept(self, layout: base.Layout) -> int:
+        return top_k.num_kept(self.capacity, layout.num_items)
+
+    def _threshold(
+        self, coefficients: tf.Tensor, layout: base.Layout, draw: base.Draw
+    ) -> tf.Tensor:
+        magnitude = coefficients if layout.components == 1 else tf.norm(coefficients, axis=-1)
+        largest = tf.maximum(tf.reduce_max(magnitude), -tf.reduce_min(magnitude))
+        # What is not finite reaches any threshold.
+        return self.ratio * tf.where(tf.math.is_finite(largest), largest, 0.0)
+
+
+@dataclasses.dataclass(frozen=True)
+class SampledThreshold(_Threshold):
+    """Keeps about ``density * N`` items: those beyond a quantile of a random sample.
+
+    Attributes:
+      density: share of the items aimed at, in (0, 1].
+      seed: of the random numbers.
+
+    Raises:
+      ValueError: a field is out of range.
+    """
+
+    density: float = 0.01
+    seed: int = 0
+    stochastic: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        base.check_range("sampled threshold", "density", self.density, 0, 1.0, low_open=True)
+        base.check_seed("sampled threshold", self.seed)
+
+    def num_kept(self, layout: base.Layout) -> int:
+        return top_k.num_kept(min(1.0, _SLACK * self.density), layout.num_items)
+
+    def _threshold(
+        self, coefficients: tf.Tensor, layout: base.Layout, draw: base.Draw
+    ) -> tf.Tensor:
+        num_items = layout.num_items
+        count = top_k.num_kept(self.density, num_items)
+        num_samples = min(num_items, max(math.ceil(0.01 * num_items), math.ceil(2 / self.density)))
+        key = draw.own_key(self.seed, part=1)
+        return threshold_ops.sampled_threshold(
+            coefficients, key, count, num_samples, layout.row_length
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class SIDCo(_Threshold):
+    """Keeps about ``density * N`` items: those beyond a quantile of a fitted distribution.
+
+    Attributes:
+      density: share of the items aimed at, in (0, 1].
+      stages: number M of fits, each to what the one before lets pass, 1..10.
+      fit: ``"exponential"``, ``"pareto"`` (generalised) or ``"gamma_pareto"`` (gamma first).
+
+    Raises:
+      ValueError: a field is out of range.
+    """
+
+    density: float = 0.01
+    stages: int = 3
+    fit: str = "gamma_pareto"
+
+    def __post_init__(self) -> None:
+        base.check_range("sidco", "density", self.density, 0, 1.0, low_open=True)
+        base.check_range("sidco", "stages", self.stages, 1, 10, low_open=False)
+        if self.fit not in sidco_ops.FITS:
+            raise ValueError(
+                f"sidco: fit must be one of {', '.join(sidco_ops.FITS)}, got {self.fit!r}"
+            )
+
+    def num_kept(self, layout: base.Layout) -> int:
+        return top_k.num_kept(min(1.0, _SLACK * self.density), layout.num_items)
+
+    def _threshold(
+        self, coefficients: tf.Tensor, layout: base.Layout, draw: base.Draw
+    ) -> tf.Tensor:
+        return sidco_ops.sidco_threshold(
+            coefficients, self.density, self.stages, self.fit, layout.row_length
+        )
