@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tf_gradcomp.codecs import base, registry
+from tf_gradcomp.codecs import base, random_k, registry
 from tf_gradcomp.compression import Compression
 
 ROOT = Path(__file__).parents[1]
@@ -34,7 +34,7 @@ SPECS = [
     "dithering:levels=255,kind=standard,norm=l2,block=512",
     "dithering:levels=4,norm=l2,block=0,norm_code=natural",
     "uniform:bits=8,stochastic=true",
-    "uniform:bits=1,block=32",
+    "uniform:bits=1,block=32,stochastic=true",
     "onebit:block=0",
     "float8_e4m3:block=65536",
 ]
@@ -98,7 +98,7 @@ def test_a_residual_is_added_to_what_is_encoded(codec, size):
 
 
 def test_only_the_draw_of_a_stochastic_codec_changes_its_payload(codec):
-    size = 5000
+    size = 20_000
     layout = codec.transform.layout(size)
     values = np.random.default_rng(0).normal(size=size).astype(np.float32)
     coefficients = codec.transform.forward(tf.constant(values))
@@ -112,7 +112,7 @@ def test_only_the_draw_of_a_stochastic_codec_changes_its_payload(codec):
 
 
 def test_workers_draw_differently_unless_the_choice_is_shared(codec):
-    size = 5000
+    size = 20_000
     layout = codec.transform.layout(size)
     values = np.random.default_rng(0).normal(size=size).astype(np.float32)
     coefficients = codec.transform.forward(tf.constant(values))
@@ -120,7 +120,7 @@ def test_workers_draw_differently_unless_the_choice_is_shared(codec):
         codec.encode(coefficients, None, layout, DRAW._replace(worker=worker)).payload
         for worker in range(2)
     ]
-    shared = codec.sparsifier is not None and codec.sparsifier.num_words(layout) == 0
+    shared = isinstance(codec.sparsifier, random_k.RandomK)
     differ = codec.stochastic and not (shared and not codec.quantizer.stochastic)
     assert (payloads[0].numpy() != payloads[1].numpy()).any() == differ
 
@@ -181,3 +181,19 @@ def test_one_worker_s_inf_or_nan_is_seen_by_all(codec, bad):
 def test_every_codec_is_documented(name):
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     assert f"| `{name}` |" in readme
+
+
+def test_random_k_refuses_a_worker_that_is_out_of_step():
+    codec = Compression.from_spec("randomk:density=0.1").build()
+    layout = codec.transform.layout(1000)
+    payloads = [
+        codec.encode(tf.ones(1000), None, layout, DRAW._replace(step=tf.constant(step))).payload
+        for step in (7, 8)
+    ]
+    with pytest.raises(tf.errors.InvalidArgumentError, match="different exchanges"):
+        codec.decode_sum(tf.stack(payloads), layout, DRAW)
+
+
+def test_coarse_rounding_to_nearest_is_refused():
+    with pytest.raises(ValueError, match="bits must be at least 3, or stochastic"):
+        Compression.from_spec("uniform:bits=2")

@@ -249,3 +249,22 @@ def test_what_becomes_infinite_later_leaves_the_residual_too(where):
     for before, after in loopback.run_workers(2, work):
         assert np.abs(before).max() > 0
         np.testing.assert_array_equal(before, after)
+
+
+def test_every_exchange_bucket_and_worker_draws_anew():
+    """Equal gradients: what differs comes from the draws alone."""
+    shapes = [(70, 80), (70, 80)]
+    infos = [VariableInfo(f"v{i}", shape, "float32") for i, shape in enumerate(shapes)]
+    ones = [tf.constant(np.full(shape, 1.3, np.float32)) for shape in shapes]
+
+    def work(collectives):
+        reducer = GradientReducer(Policy("natural:scope=layer"), collectives)
+        steps = [reducer.reduce(ones, infos, owned(0, 1)) for _ in range(3)]
+        return [[total.numpy() for total in sums] for sums in steps]
+
+    first, second = loopback.run_workers(2, work)
+    assert len({total.tobytes() for totals in first for total in totals}) == 6
+    for mine, theirs in zip(first, second, strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+    # 1 + 1, 1 + 2 or 2 + 2: equal draws of the two workers would leave out 3.
+    assert set(np.unique(first[0][0])) == {2.0, 3.0, 4.0}

@@ -82,7 +82,9 @@ class GradientReducer:
         updates = []
         with tf.device(self.collectives.device):
             entry = self._entry_for(variables, owners)
-            step = entry.next_step()
+            # After the gradients: a call that finds no more data must not count as an exchange.
+            with tf.control_dependencies(gradients):
+                step = entry.next_step()
             for number, exchange in enumerate(entry.exchanges):
                 indices = exchange.bucket.indices
                 draw = Draw(number, self.collectives.worker_index, step)

@@ -246,7 +246,7 @@ def test_zero_is_plus_zero(p):
     assert not zeros[2:].any()
 
 
-# ---- claims of the papers (ALGORITHMS 2.2 and 23.2)
+# ---- claims of the papers (arXiv 1905.10988)
 
 
 @pytest.mark.parametrize("norm_code", ["float32", "natural"])

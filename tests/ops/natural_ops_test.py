@@ -236,7 +236,7 @@ def test_the_largest_binade_rounds_down():
         assert result[1] == -(2.0**127)
 
 
-# ---- claims of the paper (ALGORITHMS 2.1 and 23.1)
+# ---- claims of the paper (arXiv 1905.10988)
 
 DRAWS = 400_000
 
@@ -312,7 +312,7 @@ def test_omega_on_gaussian_data(rng):
     x = sample("gauss", 1_000_000, rng)
     y = decoded(words_of(x), x.size)
     omega = np.sum((y - x).astype(np.float64) ** 2) / np.sum(x.astype(np.float64) ** 2)
-    assert abs(omega - 0.0820) <= 0.0005  # ALGORITHMS 2.1, to the digits given there
+    assert abs(omega - 0.0820) <= 0.0005  # measured on Gaussian data, to four digits
 
 
 # ---- corrupt blocks and bad arguments

@@ -280,7 +280,7 @@ def test_zero_is_exact():
         np.testing.assert_array_equal(result[:2].view(np.uint32), [0, 0])
 
 
-# ---- relative mean squared error (ALGORITHMS 1.3: Gauss and Laplace, range scaled to the maximum)
+# ---- relative mean squared error (Gauss and Laplace, range scaled to the maximum)
 
 
 SAMPLES = 1_000_000
@@ -302,7 +302,7 @@ def relative_mse(x: np.ndarray, y: np.ndarray) -> tuple[float, float]:
 
 
 def expected_mse(kind: str, num_bits: int, mantissa_bits: int, largest: float) -> float:
-    """The same ratio by integration over the density, from ALGORITHMS 1.3 for a symmetric range."""
+    """The same ratio by integration over the density, for a symmetric range."""
     s = 23 - mantissa_bits
     per_sign = 2 ** (num_bits - 1) - 1
     top = (int(np.float32(largest).view(np.uint32)) + (1 << (s - 1))) >> s

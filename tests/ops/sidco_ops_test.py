@@ -27,7 +27,7 @@ def achieved(
     return np.count_nonzero(y >= t) / items.shape[0] / density
 
 
-# Shares of ALGORITHMS' table, measured with an independent implementation: density 0.001.
+# Shares measured with an independent implementation: density 0.001.
 PUBLISHED = [
     ("gauss", "exponential", [0.00, 0.09, 0.69]),
     ("gauss", "pareto", [6.9, 1.21, 0.90]),

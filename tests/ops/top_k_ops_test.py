@@ -111,7 +111,7 @@ def test_static_shapes_are_exact(n, k):
         assert kept.shape == [k, *components]
 
 
-# ---- Parseval (ALGORITHMS: relative squared error = dropped energy / total energy)
+# ---- Parseval : relative squared error = dropped energy / total energy
 
 
 @pytest.mark.parametrize("row_length", [64, 65, 1024])

@@ -260,8 +260,8 @@ def parallel_copy(
     import numpy as np
 
     pool = ThreadPoolExecutor(num_threads)
-    halves = (np.array_split(array, num_threads) for array in (destination, source))
-    parts = list(zip(*halves, strict=True))
+    pieces = (np.array_split(array, num_threads) for array in (destination, source))
+    parts = list(zip(*pieces, strict=True))
     return lambda: list(pool.map(lambda part: np.copyto(*part), parts))
 
 

@@ -50,25 +50,27 @@ class CodecPipeline:
         )
         # An argument: as a constant, it would let TensorFlow remove the condition in `commit`.
         self._finite = tf.constant(True)
+        # One function per object: one for all would count as retracing.
+        self._encode = tf.function(self._encode_step, autograph=False)
+        self._decode = tf.function(self._decode_step, autograph=False)
 
     def encode(self, bucket: tf.Tensor) -> tf.Tensor:
         return self._encode(bucket, self._finite)
 
-    @tf.function(autograph=False)
-    def _encode(self, bucket: tf.Tensor, finite: tf.Tensor) -> tf.Tensor:
+    def decode_sum(self, payloads: tf.Tensor) -> tf.Tensor:
+        total, _ = self._decode(payloads)
+        return total
+
+    def _encode_step(self, bucket: tf.Tensor, finite: tf.Tensor) -> tf.Tensor:
         coefficients = self._codec.transform.forward(bucket)
         residual = None if self._feedback is None else self._feedback.residual.read_value()
         encoded = self._codec.encode(coefficients, residual, self._layout, self._draw)
         if self._feedback is not None:
+            assert encoded.residual is not None
             error_feedback.commit(finite, [(self._feedback, encoded.residual)])
         return encoded.payload
 
-    def decode_sum(self, payloads: tf.Tensor) -> tf.Tensor:
-        total, _ = self._decode_sum(payloads)
-        return total
-
-    @tf.function(autograph=False)
-    def _decode_sum(self, payloads: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    def _decode_step(self, payloads: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         total, finite = self._codec.decode_sum(payloads, self._layout, self._draw)
         return self._codec.transform.inverse(total, self._num_elements), finite
 

@@ -24,7 +24,10 @@ class RandomK(base.Sparsifier):
     """Keeps one item of each of ``k = ceil(density * N)`` strata of neighbours, drawn at random.
 
     Without error feedback, what is kept is multiplied by the size of its stratum: unbiased, with
-    a variance of ``1 / density - 1`` times the gradient's energy.
+    a variance of at most ``ceil(N / k) - 1`` times the gradient's energy.
+
+    The draw follows from the number of the exchange, which travels in place of the positions, so
+    that a worker that is out of step is an error and not a wrong sum.
 
     Attributes:
       density: share of the items kept, in (0, 1].
@@ -47,7 +50,7 @@ class RandomK(base.Sparsifier):
         return top_k.num_kept(self.density, layout.num_items)
 
     def num_words(self, layout: base.Layout) -> int:
-        return 0
+        return 1
 
     def select(
         self, coefficients: tf.Tensor, layout: base.Layout, draw: base.Draw, repaid: bool
@@ -59,16 +62,23 @@ class RandomK(base.Sparsifier):
             kept = random_k_ops.random_k_scale(kept, layout.num_items)
         # An Inf or NaN must show, drawn or not. It reaches any threshold.
         block, _ = threshold_ops.threshold_select(coefficients, math.inf, 1, layout.row_length)
-        return positions, tf.where(block[0] > 0, float("nan"), kept)
+        kept = tf.where(block[0] > 0, float("nan"), kept)
+        return tf.concat([draw.step[tf.newaxis], positions], axis=0), kept
 
     def replace(self, coefficients: tf.Tensor, positions: tf.Tensor, kept: tf.Tensor) -> tf.Tensor:
-        return positions_ops.positions_replace(coefficients, positions, kept)
+        return positions_ops.positions_replace(coefficients, positions[1:], kept)
 
     def sum(
         self, positions: tf.Tensor, kept: tf.Tensor, layout: base.Layout, draw: base.Draw
     ) -> tf.Tensor:
-        # Of everyone's items, which are the same: their sum is that of one worker's.
-        total = base.sum_in_order(kept)
+        in_step = tf.debugging.assert_equal(
+            positions[:, 0],
+            draw.step,
+            "random-k: workers are at different exchanges; start all with the same program",
+        )
+        with tf.control_dependencies([in_step] if in_step is not None else []):
+            # All kept the same items: add up their values, then place them once.
+            total = base.sum_in_order(kept)
         return positions_ops.positions_sum(
             self._positions(layout, draw)[tf.newaxis], total[tf.newaxis], layout.num_items
         )

@@ -21,7 +21,8 @@ class Uniform(BlockQuantizer):
     """``2^bits`` evenly spaced levels from a block's minimum to its maximum.
 
     Attributes:
-      bits: bits of a value, 1..8.
+      bits: bits of a value, 1..8; at least 3 without ``stochastic``, as the error of fewer can
+        exceed the value, so that residuals grow without end.
       block: values that share a range, a multiple of 32 from 32 to 65536.
       stochastic: rounds at random, and is then unbiased, instead of to the nearest level.
       seed: of the random numbers.
@@ -41,6 +42,8 @@ class Uniform(BlockQuantizer):
             base.check_integer("uniform", field, getattr(self, field))
         if not isinstance(self.stochastic, bool):
             raise ValueError(f"uniform: stochastic must be true or false, got {self.stochastic!r}")
+        if self.bits < 3 and not self.stochastic:
+            raise ValueError(f"uniform: bits must be at least 3, or stochastic, got {self.bits}")
         try:
             self.num_words(1)
         except ValueError as error:
