@@ -43,6 +43,8 @@ class Compression:
     bucket_bytes: int = DEFAULT_BUCKET_BYTES
 
     def __post_init__(self) -> None:
+        if not isinstance(self.codec, str):
+            raise ValueError(f"codec must be a name, got {self.codec!r}")
         params = dict(self.params)
         is_none = self.codec == "none"
         if is_none and params:
@@ -54,7 +56,7 @@ class Compression:
         object.__setattr__(self, "params", tuple(sorted(params.items())))
         if self.scope not in SCOPES:
             raise ValueError(f"scope must be one of {', '.join(SCOPES)}, got {self.scope!r}")
-        if self.error_feedback not in (None, True, False):
+        if self.error_feedback is not None and not isinstance(self.error_feedback, bool):
             raise ValueError(
                 f"error_feedback must be true, false or none, got {self.error_feedback!r}"
             )

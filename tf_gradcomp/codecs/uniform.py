@@ -38,8 +38,8 @@ class Uniform(BlockQuantizer):
 
     def __post_init__(self) -> None:
         base.check_seed("uniform", self.seed)
-        for field in ("bits", "block"):
-            base.check_integer("uniform", field, getattr(self, field))
+        base.check_range("uniform", "bits", self.bits, 1, 8, low_open=False)
+        base.check_integer("uniform", "block", self.block)
         if not isinstance(self.stochastic, bool):
             raise ValueError(f"uniform: stochastic must be true or false, got {self.stochastic!r}")
         if self.bits < 3 and not self.stochastic:
