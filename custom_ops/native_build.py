@@ -114,7 +114,7 @@ def build(
             # list() waits for all and raises the first error.
             list(pool.map(lambda obj: _compile(obj, commands[obj], root), stale))
 
-        library = output_dir / loader.library_name(tf_version)
+        library = output_dir / loader.file_name(tf_version)
         link = [*cxx, "-shared", *map(str, commands), *tf_link_flags]
         if cuda:
             link += [f"-L{cuda.root}/lib64", "-lcudart_static", "-ldl", "-lrt", "-lpthread"]

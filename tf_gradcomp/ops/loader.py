@@ -60,7 +60,7 @@ def tensorflow_version() -> str | None:
     return str(tf.__version__)
 
 
-def library_name(tf_version: str) -> str:
+def file_name(tf_version: str) -> str:
     """File name of the library built for `tf_version`."""
     return f"_gradcomp_ops.tf{tf_version}.so"
 
@@ -89,7 +89,7 @@ def library_path() -> Path:
                 f"unset it, or run: {_rebuild_command()}"
             )
     else:
-        library = _PACKAGE_DIR / library_name(tf_version)
+        library = _PACKAGE_DIR / file_name(tf_version)
         if not library.is_file():
             raise ImportError(_missing_message(tf_version))
 
@@ -156,7 +156,7 @@ def _read_info(library: Path) -> dict[str, Any]:
 
 
 def _missing_message(tf_version: str) -> str:
-    others = sorted(_PACKAGE_DIR.glob(library_name("*")))
+    others = sorted(_PACKAGE_DIR.glob(file_name("*")))
     versions = [re.sub(r"^_gradcomp_ops\.tf|\.so$", "", other.name) for other in others]
     if versions:
         return _mismatch_message(", ".join(versions), tf_version)
