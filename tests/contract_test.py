@@ -22,6 +22,7 @@ SPECS = [
     "fft:chunk=2",
     "fft:values=natural",
     "topk:density=1.0",
+    "topk:view=flat,basis=fft",
     "topk:values=natural",
     "topk:values=dithering",
     "randomk:density=0.3,values=onebit",

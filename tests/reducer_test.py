@@ -268,3 +268,90 @@ def test_every_exchange_bucket_and_worker_draws_anew():
         np.testing.assert_array_equal(mine, theirs)
     # 1 + 1, 1 + 2 or 2 + 2: equal draws of the two workers would leave out 3.
     assert set(np.unique(first[0][0])) == {2.0, 3.0, 4.0}
+
+
+# --- Views -----------------------------------------------------------------------------------
+
+WAVES = (70, 120)
+WAVE_INFO = VariableInfo("wave", WAVES, "float32")
+
+
+def wave(worker, step, axis):
+    """A gradient that is smooth along one axis and sparse along the other; larger for worker 1."""
+    rng = np.random.default_rng([worker, step, axis])
+    ramp = np.cos(np.linspace(0, 3, WAVES[axis]))
+    spikes = rng.normal(size=WAVES[1 - axis]) * (rng.uniform(size=WAVES[1 - axis]) < 0.1)
+    smooth = np.moveaxis(np.multiply.outer(ramp, spikes), 0, axis)
+    return ((1 + worker) * (smooth + 0.01 * rng.normal(size=WAVES))).astype(np.float32)
+
+
+def exchange_waves(spec, axes_of_step, spoil=None):
+    """Per worker: what was sent in all steps, the residuals as gradients, and the views."""
+
+    def work(collectives):
+        worker = collectives.worker_index
+        reducer = GradientReducer(Policy(spec), collectives)
+        sent, views = np.zeros(WAVES), []
+        for step, axes in enumerate(axes_of_step):
+            value = wave(worker, step, axes[worker])
+            if spoil == (worker, step):
+                value[0, 0] = np.nan
+            total = reducer.reduce([tf.constant(value)], [WAVE_INFO], owned(0))[0].numpy()
+            if spoil is None or spoil[1] != step:
+                sent += total
+            views.append(reducer.views()["wave"])
+        (exchange,) = next(iter(reducer._entries.values())).exchanges
+        transform = exchange._transform
+        if exchange._choice is not None:
+            transform = transform.at(exchange._choice)
+        left = transform.inverse(exchange.feedback.residual, sent.size)
+        return sent, left.numpy().reshape(WAVES), views
+
+    return loopback.run_workers(2, work)
+
+
+def test_workers_choose_the_same_view_and_follow_the_gradients():
+    axes = [(0, 0)] * 3 + [(1, 1)] * 6
+    for _, _, views in exchange_waves("topk:density=0.05,view=auto", axes):
+        # Compared at exchanges 1, 2, 4 and 8; the fourth is the first that is smooth the other way.
+        assert views == ["input"] * 3 + ["output"] * 6
+
+
+def test_the_view_follows_the_energy_of_all_workers():
+    """Each worker alone would choose its own axis; together they keep most along both."""
+    for _, _, views in exchange_waves("topk:density=0.05,view=auto", [(0, 1)] * 2):
+        assert views == ["output+input"] * 2
+
+
+@pytest.mark.parametrize("spec", ["topk:density=0.05,view=auto", "topk:density=0.05,view=input"])
+def test_nothing_is_lost_when_the_view_changes(spec):
+    axes = [(0, 0)] * 3 + [(1, 1)] * 2 + [(0, 0)] * 4
+    outcomes = exchange_waves(spec, axes)
+    meant = sum(
+        wave(worker, step, axis[worker]).astype(np.float64)
+        for worker in range(2)
+        for step, axis in enumerate(axes)
+    )
+    left = sum(left.astype(np.float64) for _, left, _ in outcomes)
+    bound = 64 * len(axes) * np.finfo(np.float32).eps * np.abs(meant).max()
+    np.testing.assert_allclose(outcomes[0][0] + left, meant, rtol=0, atol=bound)
+    assert np.abs(left).max() > 100 * bound
+
+
+def test_the_view_stays_in_a_step_with_a_nan():
+    axes = [(0, 0)] * 3 + [(1, 1)] * 2
+    for _, _, views in exchange_waves("topk:density=0.05,view=auto", axes, spoil=(1, 3)):
+        assert views == ["input"] * 5
+
+
+def test_what_a_flatten_hid_makes_no_second_plan():
+    """It is known in one graph and not in another; the residuals are the same all the same."""
+
+    def work(collectives):
+        reducer = GradientReducer(Policy("topk:view=hidden"), collectives)
+        value = [tf.constant(wave(collectives.worker_index, 0, 0))]
+        for hidden in ((7, 10), ()):
+            reducer.reduce(value, [WAVE_INFO._replace(hidden=hidden)], owned(0))
+        return [plan.variables[0].hidden for plan in reducer.plans]
+
+    assert loopback.run_workers(2, work) == [[(7, 10)]] * 2

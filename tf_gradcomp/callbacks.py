@@ -21,6 +21,9 @@ class CompressionMonitor(tf.keras.callbacks.Callback):
 
     Worker 0 writes the figures to TensorBoard. Give it to ``model.fit`` on every worker.
 
+    Where the codec has views, the log says at the end of an epoch which view each variable has, if
+    any has changed.
+
     Attributes:
       history: one dict per epoch, with
 
@@ -45,6 +48,7 @@ class CompressionMonitor(tf.keras.callbacks.Callback):
         self._writer: tf.summary.SummaryWriter | None = None
         self._counter = metrics.WireCounter()
         self._seen_steps = 0
+        self._views: dict[str, str] = {}
         self._reset()
 
     def _reset(self) -> None:
@@ -95,12 +99,20 @@ class CompressionMonitor(tf.keras.callbacks.Callback):
             "step_ms": statistics.median(self._step_ms) if self._step_ms else None,
         }
         self.history.append(figures)
+        self._log_views()
         if self._writer is not None:
             with self._writer.as_default():
                 for name, value in figures.items():
                     if value is not None:
                         _write_scalar(f"compression/{name}", value, epoch)
                 self._writer.flush()
+
+    def _log_views(self) -> None:
+        strategy = self.model.distribute_strategy
+        views = strategy.views if gradient_scope.is_compressed(strategy) else {}
+        if views != self._views and set(views.values()) != {"none"}:
+            logging.info("Views: %s", ", ".join(f"{name}: {view}" for name, view in views.items()))
+        self._views = views
 
     def on_train_end(self, logs: Any = None) -> None:
         strategy = self.model.distribute_strategy

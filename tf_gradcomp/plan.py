@@ -75,6 +75,8 @@ class Plan:
             bucket = self.buckets[bucket_of[index]]
             how = "dense" if bucket.compression is None else str(bucket.compression)
             shape = "x".join(map(str, variable.shape)) or "scalar"
+            if variable.hidden:
+                shape += f" (flattened {'x'.join(map(str, variable.hidden))})"
             value = f"{shape} {variable.dtype} bucket {bucket_of[index]} {how}"
             facts.append(Fact(variable.name, value))
         return facts

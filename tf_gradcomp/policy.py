@@ -21,11 +21,14 @@ class VariableInfo(NamedTuple):
       name: path of the variable in its model, for patterns and messages.
       shape: static shape.
       dtype: name of the gradient's dtype.
+      hidden: for a dense kernel behind a Flatten, the shape that was flattened into its first
+        axis, without the batch; else empty.
     """
 
     name: str
     shape: tuple[int, ...]
     dtype: str
+    hidden: tuple[int, ...] = ()
 
     @property
     def num_elements(self) -> int:

@@ -14,7 +14,8 @@ from absl import logging
 from tf_gradcomp import plan as plan_lib
 from tf_gradcomp import state
 from tf_gradcomp.agreement import require_agreement
-from tf_gradcomp.codecs.base import Draw
+from tf_gradcomp.codecs.base import Draw, Transform, VariableShape
+from tf_gradcomp.controllers import view_choice
 from tf_gradcomp.feedback import error_feedback
 from tf_gradcomp.policy import Policy, VariableInfo
 from tf_gradcomp.transports.all_gather import AllGather
@@ -51,6 +52,17 @@ class GradientReducer:
             for (identity, _), entry in self._entries.items()
             if entry.is_alive() and all(key in keys for key in identity)
         ]
+
+    def views(self) -> dict[str, str]:
+        """Returns the view in which each variable's gradient is sparsified, by its name."""
+        return {
+            name: view
+            for entry in self._entries.values()
+            if entry.is_alive()
+            for exchange in entry.exchanges
+            if isinstance(exchange, _CompressedExchange)
+            for name, view in exchange.views().items()
+        }
 
     def reduce(
         self,
@@ -102,7 +114,8 @@ class GradientReducer:
     def _entry_for(
         self, variables: Sequence[VariableInfo], owners: Mapping[str, weakref.ref[Any]]
     ) -> _Entry:
-        key = (tuple(owners), tuple(variables))
+        # What a Flatten hid is known in some graphs and not in others: the first one decides.
+        key = (tuple(owners), tuple(variable._replace(hidden=()) for variable in variables))
         if key not in self._entries or not self._entries[key].is_alive():
             plan = plan_lib.make_plan(variables, self.policy, self.collectives.num_workers)
             require_agreement(self.collectives, "what to exchange for each variable", plan.facts())
@@ -112,11 +125,11 @@ class GradientReducer:
             exchanges = [
                 _DenseExchange(bucket, self.collectives)
                 if bucket.compression is None
-                else _CompressedExchange(bucket, self.collectives, f"residual_{number}")
+                else _CompressedExchange(plan, number, self.collectives)
                 for number, bucket in enumerate(plan.buckets)
             ]
-            is_stochastic = any(exchange.is_stochastic for exchange in exchanges)
-            counter = state.local_counter("exchanges") if is_stochastic else None
+            needs_counter = any(exchange.needs_step for exchange in exchanges)
+            counter = state.local_integers((), "exchanges") if needs_counter else None
             self._entries[key] = _Entry(plan, exchanges, counter, tuple(owners.values()))
         return self._entries[key]
 
@@ -160,24 +173,55 @@ class _Reduced(NamedTuple):
 
 
 class _CompressedExchange:
-    """Compresses, exchanges and decompresses one bucket; holds its residual."""
+    """Compresses, exchanges and decompresses one bucket; holds its state.
 
-    def __init__(self, bucket: plan_lib.Bucket, collectives: Collectives, name: str) -> None:
-        assert bucket.compression is not None
-        self.bucket = bucket
-        self._codec = bucket.compression.build()
-        self._layout = self._codec.transform.layout(bucket.num_elements)
+    Attributes:
+      bucket: which gradients it exchanges.
+      needs_step: whether the number of the exchange matters.
+      feedback: the residual; ``None`` without error feedback.
+    """
+
+    def __init__(self, plan: plan_lib.Plan, number: int, collectives: Collectives) -> None:
+        self.bucket = plan.buckets[number]
+        compression = self.bucket.compression
+        assert compression is not None
+        self._codec = compression.build()
+        self._variables = [plan.variables[index] for index in self.bucket.indices]
+        self._transform = self._codec.transform.fit(
+            [VariableShape(variable.shape, variable.hidden) for variable in self._variables]
+        )
+        self._layout = self._transform.layout(self.bucket.num_elements)
+        self._collectives = collectives
         self._transport = AllGather(collectives)
-        self.is_stochastic = self._codec.stochastic
+        is_adaptive = any(len(names) > 1 for names in self._transform.candidates)
+        self._choice = (
+            state.local_integers((len(self._variables),), f"view_{number}") if is_adaptive else None
+        )
+        self.needs_step = self._codec.stochastic or is_adaptive
         self.feedback = (
-            error_feedback.ErrorFeedback(self._layout.shape, collectives.device, name)
-            if bucket.compression.error_feedback
+            error_feedback.ErrorFeedback(
+                self._layout.shape, collectives.device, f"residual_{number}"
+            )
+            if compression.error_feedback
             else None
         )
 
+    def views(self) -> dict[str, str]:
+        """Returns the view that each variable is sparsified in, where there is a choice of views.
+
+        Reads the state, so not while a graph is traced.
+        """
+        candidates = self._transform.candidates
+        choice = [0] * len(candidates) if self._choice is None else self._choice.numpy()
+        return {
+            variable.name: names[index]
+            for variable, names, index in zip(self._variables, candidates, choice, strict=False)
+        }
+
     def __call__(self, gradients: Sequence[tf.Tensor], draw: Draw) -> _Reduced:
-        transform = self._codec.transform
-        coefficients = transform.forward(_pack(gradients, tf.float32))
+        packed = _pack(gradients, tf.float32)
+        transform = self._current_transform(packed, draw.step)
+        coefficients = transform.forward(packed)
         residual = None if self.feedback is None else self.feedback.residual.read_value()
         encoded = self._codec.encode(coefficients, residual, self._layout, draw)
         payloads = self._transport.exchange(encoded.payload)
@@ -196,11 +240,33 @@ class _CompressedExchange:
             update = (self.feedback, encoded.residual)
         return _Reduced(sums, lambda: payloads_finite & _all_finite(narrow), update)
 
+    def _current_transform(self, packed: tf.Tensor, step: tf.Tensor) -> Transform:
+        """Returns the transform to use, after comparing its candidates if that is due."""
+        if self._choice is None:
+            return self._transform
+        tf.cond(view_choice.is_due(step), lambda: self._compare_views(packed), tf.no_op)
+        return self._transform.at(self._choice.read_value())
+
+    def _compare_views(self, packed: tf.Tensor) -> tf.Operation | None:
+        assert self._choice is not None
+        density = self._codec.density(self._layout)
+        energies = self._collectives.all_reduce(self._transform.kept_energy(packed, density))
+        old = self._choice.read_value()
+        new = view_choice.choose(energies, old)
+        updates = [self._choice.assign(new)]
+        if self.feedback is not None:
+            # The residual stays the same gradient, seen in other views.
+            elements = self._transform.at(old).inverse(
+                self.feedback.residual.read_value(), self.bucket.num_elements
+            )
+            updates.append(self.feedback.residual.assign(self._transform.at(new).forward(elements)))
+        return tf.group(*updates)
+
 
 class _DenseExchange:
     """Sums one bucket as it is."""
 
-    is_stochastic = False
+    needs_step = False
 
     def __init__(self, bucket: plan_lib.Bucket, collectives: Collectives) -> None:
         self.bucket = bucket

@@ -19,10 +19,11 @@ def local_zeros(shape: tuple[int, ...], device: str, name: str) -> tf.Variable:
     return compat.local_variable(lambda: tf.zeros(shape, tf.float32), device, name)
 
 
-def local_counter(name: str) -> tf.Variable:
-    """Makes an int32 scalar variable that starts at 0, in host memory.
+def local_integers(shape: tuple[int, ...], name: str) -> tf.Variable:
+    """Makes an int32 variable of zeros, in host memory.
 
     Args:
+      shape: its static shape.
       name: its name.
     """
-    return compat.local_variable(lambda: tf.constant(0, tf.int32), "CPU:0", name)
+    return compat.local_variable(lambda: tf.zeros(shape, tf.int32), "CPU:0", name)

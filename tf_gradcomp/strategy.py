@@ -79,6 +79,16 @@ class CompressedMultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStr
         reducer = self.extended.reducer
         return () if reducer is None else tuple(reducer.plans)
 
+    @property
+    def views(self) -> dict[str, str]:
+        """The view in which each variable's gradient is sparsified, by the variable's name.
+
+        Only variables whose codec has a ``view`` are listed. With ``view=auto`` it may change
+        from step to step, and less and less often; it is the same on all workers.
+        """
+        reducer = self.extended.reducer
+        return {} if reducer is None else reducer.views()
+
     def scope(self) -> Any:
         """Returns a context manager that makes this strategy current; see TensorFlow."""
         keras_adapters.ensure_installed()

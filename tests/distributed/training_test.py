@@ -56,6 +56,17 @@ def test_other_codecs_train(spec):
     assert_learned(results[0])
 
 
+def test_views_are_chosen_alike_and_reported():
+    results = train("--compression=dct:density=0.05", "--steps-per-execution=2")
+    assert_workers_agree(results)
+    assert_learned(results[0])
+    assert results[0]["views"] == results[1]["views"]
+    # What the Flatten hid from the dense kernel of 1,600 inputs is in the plan of every Keras.
+    assert any("flattened 10x10x16" in plan for plan in results[0]["facts"])
+    assert set(results[0]["views"].values()) <= {"none", "hidden", "spatial", "output", "input"}
+    assert set(results[0]["views"].values()) != {"none"}
+
+
 def test_identity_equals_the_dense_all_reduce_of_two_workers():
     # With two workers there is one way to add: the ring's order does not matter.
     identity = train("--compression=identity")

@@ -18,7 +18,9 @@ from __future__ import annotations
 
 import abc
 import functools
+import math
 import operator
+from collections.abc import Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import tensorflow as tf
@@ -95,8 +97,53 @@ class Layout(NamedTuple):
         return self.num_items * self.components
 
 
+class VariableShape(NamedTuple):
+    """The shape of a variable whose gradient is part of a bucket.
+
+    Attributes:
+      shape: its static shape.
+      hidden: for a dense kernel behind a Flatten, the shape that was flattened into its first
+        axis, without the batch and channels last; else empty.
+    """
+
+    shape: tuple[int, ...]
+    hidden: tuple[int, ...] = ()
+
+    @property
+    def num_elements(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+
 class Transform(abc.ABC):
-    """A linear, invertible map from a bucket to coefficients and back."""
+    """A linear, invertible map from a bucket to coefficients and back.
+
+    Attributes:
+      candidates: for each variable of the bucket, the names of the maps that it may have; empty
+        for a transform that does not look at variables.
+    """
+
+    candidates: tuple[tuple[str, ...], ...] = ()
+
+    def fit(self, variables: Sequence[VariableShape]) -> Transform:
+        """Returns the transform for buckets of these variables, packed in this order."""
+        return self
+
+    def at(self, choice: tf.Tensor) -> Transform:
+        """Returns the transform with candidate ``choice[v]``, int32, for variable ``v``."""
+        return self
+
+    def kept_energy(self, bucket: tf.Tensor, density: float) -> tf.Tensor:
+        """Returns the energy that top-k keeps of each variable with each candidate.
+
+        Args:
+          bucket: float32 ``[n]``.
+          density: share of a variable's coefficients that are kept.
+
+        Returns:
+          float64 ``[V, C]``; 0 where a variable has fewer than ``C`` candidates.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no candidates")
 
     @abc.abstractmethod
     def layout(self, num_elements: int) -> Layout:
@@ -243,6 +290,10 @@ class Codec(abc.ABC):
     @abc.abstractmethod
     def stochastic(self) -> bool:
         """Whether payloads depend on the draw."""
+
+    @abc.abstractmethod
+    def density(self, layout: Layout) -> float:
+        """Returns the share of the items that a payload has room for, in (0, 1]."""
 
     @abc.abstractmethod
     def num_words(self, num_elements: int) -> int:

@@ -38,6 +38,11 @@ class Pipeline(base.Codec):
             self.sparsifier is not None and self.sparsifier.stochastic
         ) or self.quantizer.stochastic
 
+    def density(self, layout: base.Layout) -> float:
+        return (
+            1.0 if self.sparsifier is None else self.sparsifier.num_kept(layout) / layout.num_items
+        )
+
     def num_words(self, num_elements: int) -> int:
         layout = self.transform.layout(num_elements)
         if self.sparsifier is None:

@@ -26,6 +26,7 @@ from tf_gradcomp.codecs import (
     threshold,
     top_k,
     uniform,
+    view,
 )
 
 
@@ -52,12 +53,13 @@ _QUANTIZERS: dict[str, type[base.Quantizer]] = {
 
 _RECIPES: dict[str, _Recipe] = {
     "fft": _Recipe(fft.FFT, top_k.TopK, {"density": 0.15, "values": "range_float"}),
-    "topk": _Recipe(identity.NoTransform, top_k.TopK),
+    "dct": _Recipe(view.View, top_k.TopK, {"view": "auto", "values": "range_float"}),
+    "topk": _Recipe(view.View, top_k.TopK),
     "randomk": _Recipe(identity.NoTransform, random_k.RandomK),
-    "threshold": _Recipe(identity.NoTransform, threshold.Threshold),
-    "adaptive_threshold": _Recipe(identity.NoTransform, threshold.AdaptiveThreshold),
-    "sampled_threshold": _Recipe(identity.NoTransform, threshold.SampledThreshold),
-    "sidco": _Recipe(identity.NoTransform, threshold.SIDCo),
+    "threshold": _Recipe(view.View, threshold.Threshold),
+    "adaptive_threshold": _Recipe(view.View, threshold.AdaptiveThreshold),
+    "sampled_threshold": _Recipe(view.View, threshold.SampledThreshold),
+    "sidco": _Recipe(view.View, threshold.SIDCo),
 }
 
 

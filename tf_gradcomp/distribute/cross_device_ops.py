@@ -11,6 +11,7 @@ from absl import logging
 
 from tf_gradcomp.distribute import collectives as collectives_lib
 from tf_gradcomp.distribute import compat, gradient_scope
+from tf_gradcomp.distribute.flattened_shape import flattened_shape
 from tf_gradcomp.distribute.replica_launcher import ReplicaLauncher
 from tf_gradcomp.policy import Policy, VariableInfo
 from tf_gradcomp.reducer import GradientReducer
@@ -145,4 +146,5 @@ def _scale(gradient: gradient_scope.Gradient, factor: float) -> gradient_scope.G
 
 
 def _variable_info(name: str, gradient: tf.Tensor) -> VariableInfo:
-    return VariableInfo(name, tuple(gradient.shape.as_list()), gradient.dtype.name)
+    shape = tuple(gradient.shape.as_list())
+    return VariableInfo(name, shape, gradient.dtype.name, flattened_shape(gradient))

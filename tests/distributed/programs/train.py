@@ -19,7 +19,8 @@ keras = tf.keras
 def make_data(num_examples: int) -> tuple[np.ndarray, np.ndarray]:
     rng = np.random.default_rng(0)
     labels = rng.integers(0, 10, num_examples).astype(np.int32)
-    prototypes = rng.normal(size=(10, 12, 12, 1))
+    # Neighbouring pixels are alike, as in pictures.
+    prototypes = np.kron(rng.normal(size=(10, 3, 3, 1)), np.ones((1, 4, 4, 1)))
     images = prototypes[labels] + rng.normal(size=(num_examples, 12, 12, 1))
     return images.astype(np.float32), labels
 
@@ -134,6 +135,8 @@ def main() -> None:
         payload_bytes=monitor.history[-1]["payload_bytes"],
         dense_bytes=monitor.history[-1]["dense_bytes"],
         plans=[plan.summary() for plan in strategy.plans],
+        facts=[fact.value for plan in strategy.plans for fact in plan.facts()],
+        views=strategy.views,
         residual_norms=_residual_norms(strategy),
         iterations=int(tf.convert_to_tensor(model.optimizer.iterations)),
         loss_scale=_loss_scale(model.optimizer),

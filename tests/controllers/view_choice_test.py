@@ -1,0 +1,31 @@
+# SPDX-License-Identifier: Apache-2.0
+"""When candidates are compared, and which one wins."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tf_gradcomp.controllers import view_choice
+
+
+def test_candidates_are_compared_at_powers_of_two():
+    due = [step for step in range(1, 70) if view_choice.is_due(tf.constant(step))]
+    assert due == [1, 2, 4, 8, 16, 32, 64]
+
+
+def choose(energies, current):
+    return view_choice.choose(tf.constant(energies, tf.float64), tf.constant(current)).numpy()
+
+
+def test_the_best_replaces_what_keeps_noticeably_less():
+    energies = [[1.0, 3.0, 2.0], [1.0, 1.005, 0.0], [0.0, 2.0, 2.1], [0.0, 0.0, 0.0]]
+    np.testing.assert_array_equal(choose(energies, [0, 0, 1, 2]), [1, 0, 2, 2])
+
+
+def test_energies_beyond_float32_are_told_apart():
+    np.testing.assert_array_equal(choose([[1e-60, 2e-60], [2e60, 1e60]], [0, 0]), [1, 0])
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_nothing_changes_in_a_step_that_is_going_to_be_skipped(bad):
+    np.testing.assert_array_equal(choose([[1.0, 9.0], [1.0, bad]], [0, 1]), [0, 1])
