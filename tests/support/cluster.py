@@ -3,16 +3,19 @@
 
 from __future__ import annotations
 
+import atexit
 import dataclasses
+import functools
 import json
 import os
+import select
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -54,8 +57,6 @@ def run_cluster(
     *,
     num_workers: int = 2,
     timeout: float = 120,
-    environments: Sequence[Mapping[str, str]] | None = None,
-    start: Sequence[bool] | None = None,
 ) -> list[Outcome]:
     """Runs ``programs/<program>.py`` on every worker and waits for all to end.
 
@@ -64,8 +65,6 @@ def run_cluster(
       arguments: the same for all workers, or one sequence per worker.
       num_workers: number of workers.
       timeout: seconds after which what still runs is killed.
-      environments: extra environment variables, one mapping per worker.
-      start: which workers to start at all.
     """
     per_worker = (
         [list(a) for a in arguments]
@@ -74,47 +73,96 @@ def run_cluster(
     )
     addresses = _free_addresses(num_workers)
     started = time.monotonic()
-    processes: list[tuple[subprocess.Popen[bytes], Any] | None] = []
-    for index in range(num_workers):
-        if start is not None and not start[index]:
-            processes.append(None)
-            continue
-        environment = {
-            "TF_CPP_MIN_LOG_LEVEL": "2",
-            "TF_NUM_INTRAOP_THREADS": "1",
-            **os.environ,
-            **(environments[index] if environments else {}),
-            "PYTHONPATH": os.pathsep.join([str(ROOT), str(Path(__file__).parent)]),
-            "TF_CONFIG": json.dumps(
-                {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": index}}
-            ),
-        }
-        output = tempfile.TemporaryFile()  # noqa: SIM115 - closed when its worker has ended
-        process = subprocess.Popen(
-            [sys.executable, str(PROGRAMS / f"{program}.py"), *per_worker[index]],
-            env=environment,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-        processes.append((process, output))
-    outcomes = []
-    for entry in processes:
-        if entry is None:
-            outcomes.append(Outcome(None, "not started", 0.0))
-            continue
-        process, output = entry
-        try:
-            code: int | None = process.wait(max(0.1, started + timeout - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-            code = None
-        seconds = time.monotonic() - started
-        output.seek(0)
-        outcomes.append(Outcome(code, output.read().decode(errors="replace"), seconds))
-        output.close()
+    zygote = _zygote()
+    with tempfile.TemporaryDirectory() as folder:
+        outputs = [Path(folder) / f"{index}.log" for index in range(num_workers)]
+        pids = []
+        for index, output in enumerate(outputs):
+            output.touch()
+            task = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": index}}
+            environment = {**_environment(), "TF_CONFIG": json.dumps(task)}
+            path = str(PROGRAMS / f"{program}.py")
+            pids.append(zygote.start(path, per_worker[index], environment, output))
+        outcomes = []
+        for pid, output in zip(pids, outputs, strict=True):
+            code = zygote.wait(pid, started + timeout - time.monotonic())
+            seconds = time.monotonic() - started
+            outcomes.append(Outcome(code, output.read_text(errors="replace"), seconds))
     return outcomes
+
+
+def _environment() -> dict[str, str]:
+    return {
+        "TF_CPP_MIN_LOG_LEVEL": "2",
+        "TF_NUM_INTRAOP_THREADS": "1",
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(ROOT), str(Path(__file__).parent)]),
+    }
+
+
+class _Zygote:
+    """The process that forks the workers; see ``worker_zygote``."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, str(Path(__file__).with_name("worker_zygote.py"))],
+            env=_environment(),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            bufsize=0,
+        )
+        self._received = b""
+        self._codes: dict[int, int] = {}
+        atexit.register(self._process.stdin.close)
+
+    def start(
+        self, program: str, arguments: list[str], environment: dict[str, str], output: Path
+    ) -> int:
+        """Starts a worker and returns its process id."""
+        request = {
+            "program": program,
+            "arguments": arguments,
+            "environment": environment,
+            "output": str(output),
+        }
+        self._process.stdin.write(json.dumps(request).encode() + b"\n")
+        while True:
+            answer = self._next_answer(timeout=60)
+            assert answer is not None, "the process that starts workers does not answer"
+            if "code" not in answer:
+                return answer["pid"]
+
+    def wait(self, pid: int, timeout: float) -> int | None:
+        """Returns a worker's exit code; after the time is up, kills it and returns ``None``."""
+        deadline = time.monotonic() + timeout
+        while pid not in self._codes:
+            if self._next_answer(deadline - time.monotonic()) is None:
+                os.killpg(pid, signal.SIGKILL)
+                while pid not in self._codes:
+                    assert self._next_answer(timeout=60) is not None
+                return None
+        return self._codes.pop(pid)
+
+    def _next_answer(self, timeout: float) -> dict[str, int] | None:
+        """Returns the next answer, ``None`` if there is none in time."""
+        deadline = time.monotonic() + timeout
+        while b"\n" not in self._received:
+            waiting = max(0.0, deadline - time.monotonic())
+            if not select.select([self._process.stdout], [], [], waiting)[0]:
+                return None
+            received = os.read(self._process.stdout.fileno(), 65536)
+            assert received, "the process that starts workers has ended"
+            self._received += received
+        line, _, self._received = self._received.partition(b"\n")
+        answer = json.loads(line)
+        if "code" in answer:
+            self._codes[answer["pid"]] = answer["code"]
+        return answer
+
+
+@functools.cache
+def _zygote() -> _Zygote:
+    return _Zygote()
 
 
 def _free_addresses(count: int) -> list[str]:
