@@ -7,6 +7,7 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 STACK ?= keras3
 PYTEST_ARGS ?=
+BAZEL_ARGS ?=
 
 # The Keras generations that are supported, each in a virtual environment of its own.
 # tf-keras depends on the distribution "tensorflow", so that stack also covers this one.
@@ -69,7 +70,7 @@ format: $(VENV)/.installed
 	$(BIN)/clang-format -i $(CXX_SOURCES)
 
 bazel: $(VENV)/.installed
-	PYTHON_BIN_PATH=$(BIN)/python $(BAZEL) test $(BAZEL_FLAGS) //...
+	PYTHON_BIN_PATH=$(BIN)/python $(BAZEL) test $(BAZEL_FLAGS) $(BAZEL_ARGS) //...
 
 setup: ops
 

@@ -23,13 +23,14 @@ def core_tests(deps):
         )
 
 def pytest_tests(srcs, data, deps):
-    """One py_test, run by pytest on the native library that Bazel built, for every file."""
+    """One py_test, run by pytest on the native library that Bazel built, tagged with its folder."""
     for source in srcs:
         native.py_test(
             name = source[:-len(".py")],
             size = "large",
             srcs = [source, "//custom_ops/bazel:run_pytest.py"],
             args = ["$(rootpath {})".format(source)],
+            tags = [source.split("/")[0]],
             data = data + ["//:pyproject.toml", "//custom_ops:_gradcomp_ops.so"],
             env = {"TF_GRADCOMP_OPS_LIBRARY": "$(rootpath //custom_ops:_gradcomp_ops.so)"},
             main = "//custom_ops/bazel:run_pytest.py",

@@ -8,9 +8,11 @@ import tensorflow as tf
 from tf_gradcomp.controllers import view_choice
 
 
-def test_candidates_are_compared_at_powers_of_two():
+def test_candidates_are_compared_four_times_in_every_doubling():
     due = [step for step in range(1, 70) if view_choice.is_due(tf.constant(step))]
-    assert due == [1, 2, 4, 8, 16, 32, 64]
+    assert due == [1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64]
+    assert view_choice.is_due(tf.constant(7 << 28))
+    assert not view_choice.is_due(tf.constant(2**31 - 1))
 
 
 def choose(energies, current):
@@ -18,8 +20,13 @@ def choose(energies, current):
 
 
 def test_the_best_replaces_what_keeps_noticeably_less():
-    energies = [[1.0, 3.0, 2.0], [1.0, 1.005, 0.0], [0.0, 2.0, 2.1], [0.0, 0.0, 0.0]]
-    np.testing.assert_array_equal(choose(energies, [0, 0, 1, 2]), [1, 0, 2, 2])
+    energies = [[1.0, 3.0, 2.0], [0.0, 2.0, 2.01], [0.0, 2.0, 2.1], [0.0, 0.0, 0.0]]
+    np.testing.assert_array_equal(choose(energies, [0, 1, 1, 2]), [1, 1, 2, 2])
+
+
+def test_no_view_is_preferred_to_one_that_keeps_a_little_more():
+    energies = [[1.0, 1.03], [1.0, 1.03], [1.0, 1.07], [1.0, 1.07]]
+    np.testing.assert_array_equal(choose(energies, [0, 1, 0, 1]), [0, 0, 1, 1])
 
 
 def test_energies_beyond_float32_are_told_apart():

@@ -34,7 +34,7 @@ class View(base.Transform):
         before; ``spatial``, those before that (of a convolution's kernel); ``hidden``, the
         positions that a Flatten hid in the first axis of a dense kernel; ``flat``, all of the
         flattened variable; or ``"auto"``: the view of each variable that keeps most energy at the
-        sparsifier's density, measured on all workers' gradients at exchanges 1, 2, 4, 8, ...
+        sparsifier's density, measured on all workers' gradients, ever more rarely.
       basis: ``"dct"`` or ``"fft"``, both real and orthonormal.
 
     Raises:
