@@ -280,7 +280,7 @@ def wave(worker, step, axis):
     """A gradient that is smooth along one axis and sparse along the other; larger for worker 1."""
     rng = np.random.default_rng([worker, step, axis])
     ramp = np.cos(np.linspace(0, 3, WAVES[axis]))
-    spikes = rng.normal(size=WAVES[1 - axis]) * (rng.uniform(size=WAVES[1 - axis]) < 0.1)
+    spikes = rng.normal(size=WAVES[1 - axis]) * (np.arange(WAVES[1 - axis]) % 4 == 0)
     smooth = np.moveaxis(np.multiply.outer(ramp, spikes), 0, axis)
     return ((1 + worker) * (smooth + 0.01 * rng.normal(size=WAVES))).astype(np.float32)
 
@@ -341,7 +341,7 @@ def test_nothing_is_lost_when_the_view_changes(spec):
 def test_the_view_stays_in_a_step_with_a_nan():
     axes = [(0, 0)] * 3 + [(1, 1)] * 2
     for _, _, views in exchange_waves("topk:density=0.05,view=auto", axes, spoil=(1, 3)):
-        assert views == ["input"] * 5
+        assert views == ["input"] * 4 + ["output"]
 
 
 def test_what_a_flatten_hid_makes_no_second_plan():
