@@ -44,8 +44,8 @@ Status ThresholdSelect(const float* values, int64_t n, int components, int64_t r
 //                does not exceed that of the sampled item: it reaches its own threshold. Inf if the
 //                sampled item is not finite.
 //
-// Errors: InvalidArgument for arguments outside these limits, ResourceExhausted without memory for 4
-// bytes a sample. The same bits for any `parallel_for`. Thread-safe.
+// Errors: InvalidArgument for arguments outside these limits, ResourceExhausted without memory for
+// 4 bytes a sample. The same bits for any `parallel_for`. Thread-safe.
 Status SampledThreshold(const float* values, int64_t n, int components, int64_t row_length,
                         int64_t k, int64_t num_samples, const RandomKey& key,
                         const ParallelFor& parallel_for, float* threshold);
