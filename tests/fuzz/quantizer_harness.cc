@@ -16,20 +16,25 @@ namespace {
 // Two fillings that no encoder or decoder leaves where it does not write.
 constexpr uint32_t kPoison[] = {0xdeadbeefu, 0x01234567u};
 
-// The payload and the error of x = values + residual, which overwrites `values` if `in_place`.
+// Where the error of an encoder goes.
+enum class ErrorTo { kNowhere, kItsOwn, kValues };
+
+// The payload of x = values + residual, or x = values if that is empty, and the error.
 struct Encoded {
   Encoded(const FuzzedQuantizer& quantizer, std::vector<float> values,
-          const std::vector<float>& residual, bool in_place, uint32_t poison, const CallWays& ways)
+          const std::vector<float>& residual, ErrorTo error_to, uint32_t poison,
+          const CallWays& ways)
       : words(static_cast<size_t>(quantizer.num_words(static_cast<int64_t>(values.size()))),
               poison),
         error(values.size(), FloatOf(poison)) {
-    float* const error_to = in_place ? values.data() : error.data();
+    float* const to = error_to == ErrorTo::kValues   ? values.data()
+                      : error_to == ErrorTo::kItsOwn ? error.data()
+                                                     : nullptr;
     CHECK(quantizer
-              .encode(values.data(), quantizer.takes_residual ? residual.data() : nullptr,
-                      static_cast<int64_t>(values.size()), ways.parallel_for(), words.data(),
-                      error_to)
+              .encode(values.data(), residual.data(), static_cast<int64_t>(values.size()),
+                      ways.parallel_for(), words.data(), to)
               .ok());
-    if (in_place) error = std::move(values);
+    if (error_to == ErrorTo::kValues) error = std::move(values);
   }
 
   std::vector<uint32_t> words;
@@ -56,14 +61,18 @@ void RoundTrip(const FuzzedQuantizer& quantizer, FuzzInput* input) {
   const bool hostile = input->OneIn(4);
   const int64_t count = input->Size();
   const std::vector<float> values = input->Floats(count);
-  std::vector<float> residual(values.size(), 0.0f);
+  std::vector<float> residual;
   if (quantizer.takes_residual && input->OneIn(2)) residual = input->Floats(count);
   std::vector<float> x = values;
-  for (size_t i = 0; quantizer.takes_residual && i < x.size(); ++i) x[i] += residual[i];
+  for (size_t i = 0; i < residual.size(); ++i) x[i] += residual[i];
 
-  const Encoded encoded(quantizer, values, residual, false, kPoison[0], CallWays(false));
-  const Encoded again(quantizer, values, residual, true, kPoison[1], CallWays(hostile, 1));
+  const Encoded encoded(quantizer, values, residual, ErrorTo::kItsOwn, kPoison[0], CallWays(false));
+  const Encoded again(quantizer, values, residual, ErrorTo::kValues, kPoison[1],
+                      CallWays(hostile, 1));
+  const Encoded words_only(quantizer, values, residual, ErrorTo::kNowhere, kPoison[1],
+                           CallWays(false));
   CHECK(encoded.words == again.words);
+  CHECK(encoded.words == words_only.words);
   CHECK(SameBits(encoded.error, again.error));
 
   const Decoded decoded(quantizer, encoded.words, 1, count, false, kPoison[0], CallWays(hostile));
@@ -86,8 +95,7 @@ void DecodeAnything(const FuzzedQuantizer& quantizer, FuzzInput* input) {
   std::vector<uint32_t> words;
   for (int64_t worker = 0; worker < num_workers && !made_up; ++worker) {
     const std::vector<float> values = input->Floats(count);
-    const std::vector<float> none(values.size(), 0.0f);
-    Encoded block(quantizer, values, none, false, kPoison[0], CallWays(false));
+    Encoded block(quantizer, values, {}, ErrorTo::kNowhere, kPoison[0], CallWays(false));
     input->Damage(&block.words);
     words.insert(words.end(), block.words.begin(), block.words.end());
   }
