@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "ceil_div.h"
 #include "host_device.h"
 #include "parallel.h"
 
@@ -14,9 +15,6 @@ namespace gradcomp {
 
 // Values decoded at a time: 16 KiB of floats, so that a sum stays in cache while workers are added.
 constexpr int64_t kDecodeUnit = 4096;
-
-// a / b rounded up, for a >= 0 and b > 0; cannot overflow.
-constexpr int64_t CeilDiv(int64_t a, int64_t b) { return a / b + (a % b != 0 ? 1 : 0); }
 
 // Calls decode_unit(worker, first, size, out, add) for all workers and for units of kDecodeUnit
 // values, the last one perhaps shorter. It writes the values first .. first + size - 1 of the

@@ -5,11 +5,12 @@
 
 #include <algorithm>
 #include <cstring>
+#include <memory>
 #include <string>
-#include <vector>
 
 #include "multiversion.h"
 #include "positions_blocks.h"
+#include "scratch.h"
 
 namespace gradcomp {
 namespace {
@@ -81,7 +82,8 @@ Status PositionsGather(const uint64_t* selected, const float* values, int64_t n,
   Status status = ValidatePositionsSizes(num_words, n, components, k, counted);
   if (!status.ok()) return status;
   const int64_t chunks = PositionsNumChunks(n);
-  std::vector<int64_t> offsets(static_cast<size_t>(chunks));
+  const std::unique_ptr<int64_t[]> offsets = AllocateScratch<int64_t>(chunks);
+  if (!offsets) return OutOfScratch();
   RunShards(parallel_for, chunks, kPositionsCountCycles, [&](int64_t begin, int64_t end) {
     for (int64_t chunk = begin; chunk < end; ++chunk) {
       const int64_t first = chunk * kPositionsChunkMasks;
@@ -89,7 +91,7 @@ Status PositionsGather(const uint64_t* selected, const float* values, int64_t n,
           CountBits(selected + first, std::min(kPositionsChunkMasks, SelectionWords(n) - first));
     }
   });
-  const int64_t found = ExclusiveSum(offsets.data(), chunks);
+  const int64_t found = ExclusiveSum(offsets.get(), chunks);
   if (found > k || (found < k && !counted)) {
     return Status::InvalidArgument("selection has " + std::to_string(found) + " items, expected " +
                                    (counted ? "at most " : "") + std::to_string(k));
@@ -107,9 +109,9 @@ Status PositionsGather(const uint64_t* selected, const float* values, int64_t n,
   }
   std::fill(kept + found * components, kept + k * components, 0.0f);
   if (components == 1) {
-    GatherAll<1>(selected, values, n, local, offsets.data(), parallel_for, block, kept);
+    GatherAll<1>(selected, values, n, local, offsets.get(), parallel_for, block, kept);
   } else {
-    GatherAll<2>(selected, values, n, local, offsets.data(), parallel_for, block, kept);
+    GatherAll<2>(selected, values, n, local, offsets.get(), parallel_for, block, kept);
   }
   return Status();
 }

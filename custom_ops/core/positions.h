@@ -15,19 +15,23 @@
 
 #include <cstdint>
 
+#include "ceil_div.h"
 #include "parallel.h"
 #include "status.h"
 
 namespace gradcomp {
 
 constexpr int64_t kSegmentItems = 65536;
+// What a counted block has room for at most: its count is one word.
+constexpr int64_t kPositionsMaxCapacity = 0xffffffff;
 
-inline int64_t PositionsNumSegments(int64_t n) { return (n + kSegmentItems - 1) / kSegmentItems; }
+// Sizes do not overflow for any n and k: they are compared with what was received.
+inline int64_t PositionsNumSegments(int64_t n) { return CeilDiv(n, kSegmentItems); }
 
-inline int64_t PositionsBitmapWords(int64_t n) { return (n + 31) / 32; }
+inline int64_t PositionsBitmapWords(int64_t n) { return CeilDiv(n, 32); }
 
 inline int64_t PositionsLocalWords(int64_t n, int64_t k) {
-  return PositionsNumSegments(n) + (k + 1) / 2;
+  return PositionsNumSegments(n) + CeilDiv(k, 2);
 }
 
 // Whether the block of k of n items has the local layout (16-bit indices) or is a bitmap.
@@ -42,7 +46,7 @@ inline int64_t PositionsNumWords(int64_t n, int64_t k, bool counted = false) {
 }
 
 // 64-bit words of a selection mask of n items: bit i mod 64 of word i div 64 belongs to item i.
-inline int64_t SelectionWords(int64_t n) { return (n + 63) / 64; }
+inline int64_t SelectionWords(int64_t n) { return CeilDiv(n, 64); }
 
 // Writes the block of a selection, and the items it keeps.
 //
@@ -51,7 +55,9 @@ inline int64_t SelectionWords(int64_t n) { return (n + 63) / 64; }
 //   positions  [PositionsNumWords(n, k, counted)], every word is written.
 //   kept       [k, components], every float is written.
 //
-// Errors: InvalidArgument for a wrong number of set bits (nothing is written then).
+// Errors: InvalidArgument for a wrong number of set bits, or a counted k above
+// kPositionsMaxCapacity; ResourceExhausted without memory for a byte for every 1024 items. Nothing
+// is written then.
 Status PositionsGather(const uint64_t* selected, const float* values, int64_t n, int components,
                        int64_t k, const ParallelFor& parallel_for, uint32_t* positions, float* kept,
                        bool counted = false);
@@ -65,7 +71,8 @@ Status PositionsGather(const uint64_t* selected, const float* values, int64_t n,
 //   sum        [n, components], every float is written unless there is an error.
 //
 // Errors: InvalidArgument for a block that no encoder writes (wrong count, index out of range or
-// not ascending, padding not zero) or a wrong size. Never accesses memory outside the arrays.
+// not ascending, padding not zero) or a wrong size; ResourceExhausted without memory for at most
+// twice the positions. Never accesses memory outside the arrays.
 Status PositionsSum(const uint32_t* positions, const float* kept, int64_t num_workers,
                     int64_t words_per_worker, int64_t n, int components, int64_t k,
                     const ParallelFor& parallel_for, float* sum, bool counted = false);

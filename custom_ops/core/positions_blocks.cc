@@ -3,6 +3,8 @@
 
 #include <string>
 
+#include "scratch.h"
+
 namespace gradcomp {
 namespace {
 
@@ -44,6 +46,11 @@ Status ValidatePositionsSizes(int64_t num_words, int64_t n, int components, int6
     return Status::InvalidArgument("need 0 <= k <= n, got k " + std::to_string(k) + ", n " +
                                    std::to_string(n));
   }
+  if (counted && k > kPositionsMaxCapacity) {
+    return Status::InvalidArgument("a counted positions block holds at most " +
+                                   std::to_string(kPositionsMaxCapacity) + " items, got " +
+                                   std::to_string(k));
+  }
   if (num_words != PositionsNumWords(n, k, counted)) {
     return Status::InvalidArgument("positions block of " + std::to_string(k) + " of " +
                                    std::to_string(n) + " items must have " +
@@ -69,7 +76,8 @@ Status PositionsBlocks::Init(const uint32_t* positions, int64_t num_workers, int
                                   " items, more than its capacity of " + std::to_string(k));
     }
   }
-  offsets_.resize(static_cast<size_t>(num_workers * num_units_));
+  offsets_ = AllocateScratch<int64_t>(num_workers * num_units_);
+  if (!offsets_) return OutOfScratch();
   return local_ ? InitLocals() : InitBitmaps(parallel_for);
 }
 
@@ -84,7 +92,7 @@ Status PositionsBlocks::InitBitmaps(const ParallelFor& parallel_for) {
               }
             });
   for (int64_t worker = 0; worker < num_workers_; ++worker) {
-    const int64_t found = ExclusiveSum(offsets_.data() + worker * num_units_, num_units_);
+    const int64_t found = ExclusiveSum(offsets_.get() + worker * num_units_, num_units_);
     if (found != CountOf(worker)) return WrongCount(worker, found, CountOf(worker));
     if (n_ % 32 != 0 && BlockOf(worker)[num_words_ - 1] >> (n_ % 32) != 0) {
       return BadBlock(worker, "bits beyond the last item are set");
@@ -96,7 +104,7 @@ Status PositionsBlocks::InitBitmaps(const ParallelFor& parallel_for) {
 Status PositionsBlocks::InitLocals() {
   for (int64_t worker = 0; worker < num_workers_; ++worker) {
     const uint32_t* const block = BlockOf(worker);
-    int64_t* const starts = offsets_.data() + worker * num_units_;
+    int64_t* const starts = offsets_.get() + worker * num_units_;
     std::copy_n(block, num_units_, starts);
     for (int64_t segment = 0; segment < num_units_; ++segment) {
       if (starts[segment] > std::min(kSegmentItems, n_ - segment * kSegmentItems)) {

@@ -7,8 +7,9 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
-#include <vector>
+#include <memory>
 
+#include "ceil_div.h"
 #include "multiversion.h"
 #include "parallel.h"
 #include "positions.h"
@@ -25,9 +26,7 @@ static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__,
 constexpr int64_t kPositionsChunkItems = 8192;
 constexpr int64_t kPositionsChunkMasks = kPositionsChunkItems / 64;
 
-inline int64_t PositionsNumChunks(int64_t n) {
-  return (n + kPositionsChunkItems - 1) / kPositionsChunkItems;
-}
+inline int64_t PositionsNumChunks(int64_t n) { return CeilDiv(n, kPositionsChunkItems); }
 
 // Rough cycles to count the bits of a chunk, and to move its items, to size the shards.
 constexpr int64_t kPositionsCountCycles = kPositionsChunkMasks * 2;
@@ -78,7 +77,7 @@ class PositionsBlocks {
   template <int kComponents, typename Kept, typename Dense, typename Move>
   GRADCOMP_ALWAYS_INLINE bool ForUnit(int64_t worker, int64_t unit, Kept* kept, Dense* dense,
                                       const Move& move) const {
-    kept += offsets_[static_cast<size_t>(worker * num_units_ + unit)] * kComponents;
+    kept += offsets_[worker * num_units_ + unit] * kComponents;
     dense += unit * unit_items() * kComponents;
     if (local_) return ForSegment<kComponents>(worker, unit, kept, dense, move);
     ForChunk<kComponents>(worker, unit, kept, dense, move);
@@ -129,7 +128,7 @@ class PositionsBlocks {
         static_cast<int32_t>(std::min(kSegmentItems, n_ - segment * kSegmentItems));
     const int64_t count = block[segment];
     const unsigned char* indices = reinterpret_cast<const unsigned char*>(block + num_units_) +
-                                   offsets_[static_cast<size_t>(worker * num_units_ + segment)] * 2;
+                                   offsets_[worker * num_units_ + segment] * 2;
     int32_t previous = -1;
     for (int64_t j = 0; j < count; ++j, indices += 2, kept += kComponents) {
       uint16_t index;
@@ -149,7 +148,8 @@ class PositionsBlocks {
   bool counted_ = false;
   bool local_ = false;
   int64_t num_units_ = 0;
-  std::vector<int64_t> offsets_;  // [num_workers, num_units]: the unit's first item among the kept
+  // [num_workers, num_units]: the unit's first item among the kept
+  std::unique_ptr<int64_t[]> offsets_;
 };
 
 }  // namespace gradcomp

@@ -89,6 +89,7 @@ Status Take(const PositionsBlocks& blocks, const float* values, const ParallelFo
 Status PositionsSum(const uint32_t* positions, const float* kept, int64_t num_workers,
                     int64_t words_per_worker, int64_t n, int components, int64_t k,
                     const ParallelFor& parallel_for, float* sum, bool counted) {
+  if (num_workers < 0) return Status::InvalidArgument("num_workers must be >= 0");
   Status status = ValidatePositionsSizes(words_per_worker, n, components, k, counted);
   if (!status.ok()) return status;
   PositionsBlocks blocks;

@@ -27,10 +27,6 @@ struct Extremes {
   int32_t largest = 0;         // largest pattern as a signed number: of the positive values
   uint32_t most_negative = 0;  // largest pattern as an unsigned number: of the negative values
 
-  void Merge(const Extremes& other) {
-    largest = std::max(largest, other.largest);
-    most_negative = std::max(most_negative, other.most_negative);
-  }
   bool HasNonFinite() const {
     return largest >= static_cast<int32_t>(kInfinityBits) ||
            most_negative >= (kInfinityBits | kSignBit);

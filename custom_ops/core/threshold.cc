@@ -8,7 +8,6 @@
 #include <limits>
 #include <memory>
 #include <string>
-#include <vector>
 
 #include "fp_environment.h"
 #include "multiversion.h"
@@ -119,6 +118,11 @@ Status ThresholdSelect(const float* values, int64_t n, int components, int64_t r
     return Status::InvalidArgument("capacity must be in 1.." + std::to_string(n) +
                                    " (the number of items), got " + std::to_string(capacity));
   }
+  if (capacity > kPositionsMaxCapacity) {
+    return Status::InvalidArgument("capacity must be at most " +
+                                   std::to_string(kPositionsMaxCapacity) + ", got " +
+                                   std::to_string(capacity));
+  }
   const std::unique_ptr<uint64_t[]> selected = AllocateScratch<uint64_t>(SelectionWords(n));
   if (!selected) return OutOfScratch();
   const uint32_t threshold_key = ThresholdKey(threshold, components);
@@ -158,7 +162,8 @@ Status SampledThreshold(const float* values, int64_t n, int components, int64_t 
     return Status::InvalidArgument("num_samples must be in 1.." + std::to_string(n) +
                                    " (the number of items), got " + std::to_string(num_samples));
   }
-  std::vector<uint32_t> keys(static_cast<size_t>(num_samples));
+  const std::unique_ptr<uint32_t[]> keys = AllocateScratch<uint32_t>(num_samples);
+  if (!keys) return OutOfScratch();
   RunShards(parallel_for, num_samples, kSampleCycles, [&](int64_t begin, int64_t end) {
     int64_t drawn[kTile];
     for (int64_t first = begin; first < end; first += kTile) {
@@ -169,7 +174,7 @@ Status SampledThreshold(const float* values, int64_t n, int components, int64_t 
   });
   const uint64_t product = static_cast<uint64_t>(k) * static_cast<uint64_t>(num_samples);
   const int64_t rank = static_cast<int64_t>((product - 1) / static_cast<uint64_t>(n) + 1);
-  *threshold = ThresholdOfKey(SelectLargest(keys.data(), num_samples, rank), components);
+  *threshold = ThresholdOfKey(SelectLargest(keys.get(), num_samples, rank), components);
   return Status();
 }
 

@@ -21,7 +21,7 @@ namespace gradcomp {
 //   values      [n, components] floats, any bits; components 1 (real) or 2 (complex), n >= 1.
 //   row_length  as in TopKSelect().
 //   threshold   >= 0; +Inf selects only what is not finite. Not NaN.
-//   capacity    1 <= capacity <= n.
+//   capacity    1 <= capacity <= n, and at most kPositionsMaxCapacity.
 //   positions   [PositionsNumWords(n, capacity, true)] a counted positions block.
 //   kept        [capacity, components] the selected items in ascending order of position, bits
 //               unchanged, then +0.
@@ -44,8 +44,8 @@ Status ThresholdSelect(const float* values, int64_t n, int components, int64_t r
 //                does not exceed that of the sampled item: it reaches its own threshold. Inf if the
 //                sampled item is not finite.
 //
-// Errors: InvalidArgument for arguments outside these limits.
-// The same bits for any `parallel_for`. Thread-safe.
+// Errors: InvalidArgument for arguments outside these limits, ResourceExhausted without memory for
+// 4 bytes a sample. The same bits for any `parallel_for`. Thread-safe.
 Status SampledThreshold(const float* values, int64_t n, int components, int64_t row_length,
                         int64_t k, int64_t num_samples, const RandomKey& key,
                         const ParallelFor& parallel_for, float* threshold);

@@ -1,67 +1,35 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Builds and runs the C++ tests of the core under sanitizers, and as shipped.
+"""Builds and runs the C++ tests of the core under sanitizers, and vectorised.
 
 Neither TensorFlow nor a built extension is needed, only g++.
 """
 
 from __future__ import annotations
 
-import os
 import subprocess
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from core_build import BUILDS, CHECKOUT, COMMON_FLAGS, CoreBuild, run
 
-CHECKOUT = Path(__file__).resolve().parents[2]
 TESTS = sorted((CHECKOUT / "tests" / "core").glob("*_core_test.cc"))
-
-COMMON_FLAGS = ["-g", "-std=c++17", "-ffp-contract=off", "-Wall", "-Wextra", "-Werror", "-pthread"]
-
-# Plain code under the sanitizers, and the code that ships: vectorised, several variants a function.
-BUILDS = {
-    "sanitized": [
-        "-O1",
-        "-DGRADCOMP_NO_MULTIVERSION",
-        "-fsanitize=address,undefined",
-        "-fno-sanitize-recover=all",
-    ],
-    "shipped": ["-O3", "-fPIC"],
-    # On a machine with AVX-512 the shipped code never takes its AVX2 variants.
-    "avx2": ["-O3", '-DGRADCOMP_MULTIVERSION=__attribute__((target("arch=x86-64-v3")))'],
-}
 
 
 @pytest.fixture(scope="session", params=BUILDS)
 def binaries(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest, core_build: Callable[[str], CoreBuild]
 ) -> dict[str, Path]:
     """All tests of one build, by name."""
     if request.param == "avx2" and not cpu_has("avx2"):
         pytest.skip("this CPU has no AVX2")
-    folder = tmp_path_factory.mktemp(f"core_{request.param}")
-    compile_flags = ["g++", *COMMON_FLAGS, *BUILDS[request.param], "-I", CHECKOUT]
-    sources = sorted((CHECKOUT / "custom_ops" / "core").glob("*.cc"))
-    objects = [folder / f"{source.stem}.o" for source in sources]
-    binaries = {test.stem: folder / test.stem for test in TESTS}
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        pairs = zip(sources, objects, strict=True)
-        list(pool.map(lambda pair: run([*compile_flags, "-c", pair[0], "-o", pair[1]]), pairs))
-        # The tests themselves need no speed.
-        links = [[*compile_flags, "-O1", t, *objects, "-o", binaries[t.stem]] for t in TESTS]
-        list(pool.map(run, links))
-    return binaries
+    # The tests themselves need no speed.
+    return core_build(request.param).link(TESTS, flags=["-O1"])
 
 
 def cpu_has(flag: str) -> bool:
     cpu_info = Path("/proc/cpuinfo")
     return cpu_info.is_file() and f" {flag} " in cpu_info.read_text(encoding="utf-8")
-
-
-def run(command: list[str | Path]) -> None:
-    """Runs `command` and fails the test with its output if it fails."""
-    result = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert result.returncode == 0, result.stdout + result.stderr
 
 
 def test_there_are_core_tests() -> None:

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <limits>
 #include <random>
 #include <string>
 #include <vector>
@@ -324,10 +325,38 @@ void TestRefusedArguments() {
   uint32_t counted[2];
   CHECK(PositionsGather(selected, values, 4, 1, 2, SerialFor, counted, kept, true).code() ==
         StatusCode::kInvalidArgument);
+  CHECK(PositionsSum(positions, kept, -1, 1, 8, 1, 0, SerialFor, kept).code() ==
+        StatusCode::kInvalidArgument);
+}
+
+// Sizes come from arguments, before anything says that so much memory exists.
+void TestHugeSizes() {
+  CurrentCase() = "huge sizes";
+  constexpr int64_t kLargest = std::numeric_limits<int64_t>::max();
+  CHECK(PositionsNumWords(kLargest, kLargest) == int64_t{1} << 58);
+  CHECK(PositionsNumWords(kLargest, 0, true) == (int64_t{1} << 47) + 1);
+  CHECK(SelectionWords(kLargest) == int64_t{1} << 57);
+  const uint32_t word = 0;
+  float item;
+  const auto sum = [&](int64_t n, int64_t k, int64_t num_words, bool counted) {
+    return PositionsSum(&word, &item, 1, num_words, n, 1, k, SerialFor, &item, counted).code();
+  };
+  CHECK(sum(kLargest, 0, 1, false) == StatusCode::kInvalidArgument);
+  CHECK(sum(kLargest, kLargest, 1, true) == StatusCode::kInvalidArgument);
+  // The count of a counted block is one word.
+  const int64_t n = int64_t{1} << 33, k = int64_t{1} << 32;
+  CHECK(sum(n, k, PositionsNumWords(n, k, true), true) == StatusCode::kInvalidArgument);
+  // More scratch memory than there are addresses.
+  CHECK(sum(kLargest, 0, PositionsNumWords(kLargest, 0), false) == StatusCode::kResourceExhausted);
+  CHECK(PositionsGather(nullptr, &item, kLargest, 1, 0, SerialFor, nullptr, &item).code() ==
+        StatusCode::kResourceExhausted);
 }
 
 }  // namespace
 }  // namespace gradcomp
+
+// An allocation that fails gives null, as it does without the address sanitizer.
+extern "C" const char* __asan_default_options() { return "allocator_may_return_null=1"; }
 
 int main() {
   gradcomp::TestBlocks();
@@ -335,5 +364,6 @@ int main() {
   gradcomp::TestCorruptLocals();
   gradcomp::TestCorruptCounted();
   gradcomp::TestRefusedArguments();
+  gradcomp::TestHugeSizes();
   return gradcomp::FinishTest();
 }

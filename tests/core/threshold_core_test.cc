@@ -160,6 +160,9 @@ void TestRefused() {
   CHECK(select(4, 1, 0, 1.0f, 0) == StatusCode::kInvalidArgument);
   CHECK(select(4, 1, 0, 1.0f, 5) == StatusCode::kInvalidArgument);
   CHECK(select(0, 1, 0, 1.0f, 1) == StatusCode::kInvalidArgument);
+  // Refused before it looks at the values: the count of a counted block is one word.
+  const int64_t n = int64_t{1} << 33;
+  CHECK(select(n, 1, 0, 1.0f, int64_t{1} << 32) == StatusCode::kInvalidArgument);
   CHECK(select(4, 1, 2, 1.0f, 1) == StatusCode::kInvalidArgument);
   CHECK(select(2, 3, 0, 1.0f, 1) == StatusCode::kInvalidArgument);
   const auto sampled = [&](int64_t n, int64_t k, int64_t samples) {
