@@ -11,12 +11,13 @@ import functools
 import os
 import shutil
 import subprocess
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from core_build import CHECKOUT, CoreBuild, run
 
-CHECKOUT = Path(__file__).resolve().parents[2]
 CUDA = sorted((CHECKOUT / "custom_ops" / "cuda").glob("*_cuda.cu.cc"))
 CORE = sorted((CHECKOUT / "custom_ops" / "core").glob("*.cc"))
 TESTS = sorted((CHECKOUT / "tests" / "cuda").glob("*_cuda_test.cc"))
@@ -41,13 +42,6 @@ EMULATION_FLAGS = [
 ]
 # Those of native_build.py that decide about results.
 NVCC_FLAGS = ["-x", "cu", "-O3", "-std=c++17", "--fmad=false", "-Xcompiler=-ffp-contract=off"]
-
-
-def run(command: list[str | Path], timeout: int = 600) -> str:
-    """Runs `command`, fails the test with its output if it fails, and returns that output."""
-    result = subprocess.run(command, capture_output=True, text=True, timeout=timeout)
-    assert result.returncode == 0, result.stdout + result.stderr
-    return result.stdout + result.stderr
 
 
 def compile_all(compiler: list[str | Path], sources: list[Path], folder: Path) -> list[Path]:
@@ -79,11 +73,12 @@ def missing_for_device() -> str | None:
 
 
 @pytest.fixture(scope="session")
-def emulated(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+def emulated(
+    core_build: Callable[[str], CoreBuild], tmp_path_factory: pytest.TempPathFactory
+) -> list[Path]:
     """Kernels for the emulated device, and the core."""
-    return compile_all(
-        ["g++", *EMULATION_FLAGS], [*CUDA, *CORE], tmp_path_factory.mktemp("emulated")
-    )
+    kernels = compile_all(["g++", *EMULATION_FLAGS], CUDA, tmp_path_factory.mktemp("emulated"))
+    return [*kernels, *core_build("sanitized").core]
 
 
 @pytest.fixture(scope="session")

@@ -29,6 +29,9 @@ BUILDS = {
 class CoreBuild:
     """The core, compiled in one of the ways of BUILDS, for programs to be linked with.
 
+    Attributes:
+      core: the core's objects.
+
     Args:
       name: a key of BUILDS.
       folder: where objects and programs go.
@@ -37,7 +40,7 @@ class CoreBuild:
     def __init__(self, name: str, folder: Path):
         self._flags = [*COMMON_FLAGS, *BUILDS[name]]
         self._folder = folder
-        self._core = self.compile(sorted((CHECKOUT / "custom_ops" / "core").glob("*.cc")))
+        self.core = self.compile(sorted((CHECKOUT / "custom_ops" / "core").glob("*.cc")))
 
     def compile(self, sources: Sequence[Path], flags: Sequence[str] = ()) -> list[Path]:
         """The objects of `sources`; `flags` are added to those of the build."""
@@ -54,7 +57,7 @@ class CoreBuild:
         """A program of each source with the core and `objects`, by the source's stem."""
         programs = {source.stem: self._folder / source.stem for source in sources}
         self._run_all(
-            [*self._flags, *flags, source, *objects, *self._core, "-o", programs[source.stem]]
+            [*self._flags, *flags, source, *objects, *self.core, "-o", programs[source.stem]]
             for source in sources
         )
         return programs
@@ -64,7 +67,8 @@ class CoreBuild:
             list(pool.map(lambda of_one: run(["g++", "-I", CHECKOUT, *of_one]), arguments))
 
 
-def run(command: Sequence[str | Path], cwd: Path | None = None) -> None:
-    """Runs `command` and fails the test with its output if it fails."""
-    result = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=300)
+def run(command: Sequence[str | Path], cwd: Path | None = None) -> str:
+    """Runs `command`, fails the test with its output if it fails, and returns that output."""
+    result = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=600)
     assert result.returncode == 0, result.stdout + result.stderr
+    return result.stdout + result.stderr
