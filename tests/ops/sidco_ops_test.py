@@ -86,6 +86,27 @@ def test_stage_control_of_exponential_fits_turns_round_where_it_must(data, stage
     assert 0.8 <= share <= 1.2
 
 
+@pytest.mark.parametrize("density", [0.01, 0.0005])
+@pytest.mark.parametrize("row_length", [0, 254])
+def test_a_sample_stands_for_all(density, row_length, rng):
+    """Layers of other scales, runs of zeros, and a period that strata of equal size could meet."""
+    scales = np.repeat(np.exp(rng.normal(size=2**12)), 2**11) * np.tile([1, 1, 0, 4], 2**21)
+    items = (scales * rng.standard_t(3, 2**23)).astype(np.float32)
+    if row_length:
+        items = items.reshape(-1, 2)[: 2**22]
+    sampled = sidco.sidco_threshold(items, density, row_length=row_length)
+    # With the density as a tensor, all items are fitted.
+    exact = sidco.sidco_threshold(items, tf.constant(density, tf.float64), row_length=row_length)
+    assert sampled != exact
+    assert float(sampled) == pytest.approx(float(exact), rel=0.05)
+
+
+def test_a_sample_of_zeros_stands_for_nothing():
+    items = np.zeros(2**22, np.float32)
+    items[:3] = 1, 2, 3
+    assert sidco.sidco_threshold(items, 0.01) <= 1  # and so lets them pass
+
+
 def fitted(y: np.ndarray, ratio: float, fit: str, minimum: float) -> float:
     """Stage quantiles from the published formulas, for magnitudes y from a minimum on."""
     mean, variance = (y - minimum).mean(), y.var()

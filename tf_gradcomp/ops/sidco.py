@@ -11,12 +11,25 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
+import numpy as np
 import tensorflow as tf
 
 from tf_gradcomp.ops.magnitude_moments import MagnitudeMoments, magnitude_moments
 
 FITS = ("exponential", "pareto", "gamma_pareto")
 """The distribution of the first stage, then that of later ones where they differ."""
+
+SAMPLE_ITEMS = 1 << 20
+"""Moments are those of about so many items: more would cost time and hardly change a fit."""
+
+SAMPLE_RUN = 64
+"""Neighbouring items that are sampled together."""
+
+MIN_SELECTED = 1000
+"""Items of the sample that should reach the threshold: more are sampled at low densities."""
+
+MAX_ZEROS = 64
+"""Where not one in so many of the sample differs from zero, all items are fitted."""
 
 FIRST_RATIO = 0.25
 """The share of the magnitudes that the first of several stages keeps."""
@@ -36,8 +49,8 @@ def sidco_threshold(
 
     Stage 1 fits a distribution to all magnitudes but zeros and takes the quantile that a quarter of
     them exceed; each later stage fits the magnitudes above the last threshold and lets a share of
-    them pass, the same in each, so that `density` is left in the end. One pass over the values for
-    each stage. Not differentiable.
+    them pass, the same in each, so that `density` is left in the end. Of more than `SAMPLE_ITEMS`
+    items, a sample is fitted. Not differentiable.
 
     Args:
       values: float32 `[n]` real or `[n, 2]` complex items (real part first), n >= 1.
@@ -56,6 +69,48 @@ def sidco_threshold(
     """
     if fit not in FITS:
         raise ValueError(f"fit must be one of {', '.join(FITS)}, got {fit!r}")
+    values = tf.convert_to_tensor(values)
+    sample = _sample(values, density, row_length)
+    if sample is values:
+        return _fitted_threshold(values, density, stages, fit, row_length)
+    # Of values that are nearly all zero, a sample may hold none that counts.
+    nonzero = tf.math.count_nonzero(sample)
+    return tf.cond(
+        nonzero >= sample.shape[0] // MAX_ZEROS,
+        lambda: _fitted_threshold(sample, density, stages, fit, row_length),
+        lambda: _fitted_threshold(values, density, stages, fit, row_length),
+    )
+
+
+def _sample(values: tf.Tensor, density: float | tf.Tensor, row_length: int) -> tf.Tensor:
+    """Returns all items if they are few, else one run of items from each of many equal strata.
+
+    Places in the strata are scrambled but fixed, so that no period in the items meets one of the
+    sample. Runs are whole rows if the items are bins of rows, which rank by their place in them.
+    """
+    if tf.is_tensor(density):
+        return values
+    run = row_length // 2 + 1 if row_length else SAMPLE_RUN
+    num_strata = max(SAMPLE_ITEMS, math.ceil(MIN_SELECTED / density)) // run
+    stratum = values.shape[0] // run // max(1, num_strata)  # in runs
+    if num_strata == 0 or stratum < 2:
+        return values
+    floats = run * values.shape[1:].num_elements()
+    runs = tf.reshape(values[: values.shape[0] // run * run], [-1, floats])
+    strata = np.arange(num_strata)
+    scrambled = strata * 0x9E3779B9 % 2**32
+    chosen = tf.gather(runs, strata * stratum + (scrambled * stratum >> 32))
+    return tf.reshape(chosen, [num_strata * run, *values.shape[1:]])
+
+
+def _fitted_threshold(
+    values: tf.Tensor,
+    density: float | tf.Tensor,
+    stages: int | tf.Tensor,
+    fit: str,
+    row_length: int,
+) -> tf.Tensor:
+    """Returns the threshold by fits to all of the items."""
     first_fit = {"exponential": _exponential, "pareto": _pareto, "gamma_pareto": _gamma}[fit]
     later_fit = _exponential if fit == "exponential" else _pareto
     stages = tf.cast(stages, tf.int32)
