@@ -14,6 +14,7 @@ from typing import Protocol
 
 import tensorflow as tf
 
+from tf_gradcomp import state
 from tf_gradcomp.codecs import base
 from tf_gradcomp.compression import Compression
 from tf_gradcomp.feedback import error_feedback
@@ -67,7 +68,7 @@ class CodecPipeline:
         encoded = self._codec.encode(coefficients, residual, self._layout, self._draw)
         if self._feedback is not None:
             assert encoded.residual is not None
-            error_feedback.commit(finite, [(self._feedback, encoded.residual)])
+            state.commit(finite, [(self._feedback.residual, encoded.residual)])
         return encoded.payload
 
     def _decode_step(self, payloads: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
