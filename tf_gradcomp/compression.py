@@ -80,8 +80,8 @@ class Compression:
         """Whether gradients travel as they are, through TensorFlow's all-reduce."""
         return self.codec == "none"
 
-    def build(self) -> base.Codec:
-        """Makes the codec. Not for codec ``"none"``."""
+    def build(self) -> base.Codec | base.LowRank:
+        """Makes the codec or low-rank method. Not for codec ``"none"``."""
         return registry.build(self.codec, dict(self.params))
 
     @classmethod

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ways of exchanging one bucket: compressed and gathered, or dense.
+"""The ways of exchanging one bucket: compressed and gathered, by low-rank factors, or dense.
 
 An exchange is made for one bucket of a plan and holds that bucket's state. Called with this
 worker's gradients, it returns their sums over the workers, and what to store if the step is kept.
@@ -7,6 +7,7 @@ worker's gradients, it returns their sums over the workers, and what to store if
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeAlias
@@ -16,7 +17,7 @@ import tensorflow as tf
 
 from tf_gradcomp import plan as plan_lib
 from tf_gradcomp import state
-from tf_gradcomp.codecs.base import Codec, Draw, Transform, VariableShape
+from tf_gradcomp.codecs.base import Codec, Draw, LowRank, Transform, VariableShape
 from tf_gradcomp.controllers import view_choice
 from tf_gradcomp.feedback.error_feedback import ErrorFeedback
 from tf_gradcomp.transports.all_gather import AllGather
@@ -122,6 +123,61 @@ class CompressedExchange:
         return tf.group(*updates)
 
 
+class LowRankExchange:
+    """Sums one bucket by way of low-rank factors; holds its state.
+
+    The residual is in elements, as packed. Gradients that are no matrices, or too small for
+    factors to be smaller, travel with the factors, as they are.
+
+    Attributes:
+      bucket: which gradients it exchanges; matrices come first.
+      needs_step: whether the number of the exchange matters.
+      feedback: the residual; ``None`` without error feedback.
+    """
+
+    def __init__(
+        self, plan: plan_lib.Plan, number: int, method: LowRank, collectives: Collectives
+    ) -> None:
+        bucket = plan.buckets[number]
+        matrices = {i: method.matrix_shape(plan.variables[i].shape) for i in bucket.indices}
+        indices = sorted(bucket.indices, key=lambda index: matrices[index] is None)
+        self.bucket = dataclasses.replace(bucket, indices=tuple(indices))
+        shapes = [shape for shape in matrices.values() if shape is not None]
+        self._num_matrices = len(shapes)
+        self._shapes = [matrices[i] or plan.variables[i].shape for i in indices]
+        self._method = method
+        self._factors = [
+            state.local_zeros(shape, collectives.device, f"factor_{number}")
+            for shape in method.factor_shapes(shapes)
+        ]
+        self._transport = Dense(collectives)
+        self.needs_step = method.alternates
+        self.feedback = _feedback(plan, number, (bucket.num_elements,), collectives)
+
+    def __call__(self, gradients: Sequence[tf.Tensor], draw: Draw) -> Reduced:
+        meant = _pack(gradients, tf.float32)
+        if self.feedback is not None:
+            meant += self.feedback.residual.read_value()
+        parts = _split(meant, self._shapes)
+        matrices, raw = parts[: self._num_matrices], parts[self._num_matrices :]
+        factors = [factor.read_value() for factor in self._factors]
+        outcome = self._method.sum(matrices, raw, factors, draw.step, self._sum)
+        # Every message is in the new factors, or has left a NaN there if it was not finite.
+        messages_finite = all_finite([*outcome.factors, *outcome.raw])
+        totals = _nan_unless(messages_finite, [*outcome.totals, *outcome.raw])
+        sums = [_like(total, gradient) for total, gradient in zip(totals, gradients, strict=True)]
+        updates = list(zip(self._factors, outcome.factors, strict=True))
+        if self.feedback is not None:
+            residual = meant - _pack([*outcome.sent, *raw], tf.float32)
+            updates.append((self.feedback.residual, residual))
+        return Reduced(sums, lambda: all_finite(sums), updates)
+
+    def _sum(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Sums float32 tensors over the workers in one all-reduce."""
+        total = self._transport.sum(_pack(tensors, tf.float32))
+        return _split(total, [tensor.shape for tensor in tensors])
+
+
 class DenseExchange:
     """Sums one bucket as it is."""
 
@@ -136,7 +192,7 @@ class DenseExchange:
         return Reduced(_unpack(total, gradients), lambda: all_finite([total]))
 
 
-Exchange: TypeAlias = CompressedExchange | DenseExchange
+Exchange: TypeAlias = CompressedExchange | LowRankExchange | DenseExchange
 
 
 def make_exchange(plan: plan_lib.Plan, number: int, collectives: Collectives) -> Exchange:
@@ -144,7 +200,10 @@ def make_exchange(plan: plan_lib.Plan, number: int, collectives: Collectives) ->
     compression = plan.buckets[number].compression
     if compression is None:
         return DenseExchange(plan, number, collectives)
-    return CompressedExchange(plan, number, compression.build(), collectives)
+    codec = compression.build()
+    if isinstance(codec, LowRank):
+        return LowRankExchange(plan, number, codec, collectives)
+    return CompressedExchange(plan, number, codec, collectives)
 
 
 def all_finite(tensors: Sequence[tf.Tensor]) -> tf.Tensor:

@@ -37,10 +37,12 @@ class Pipeline(Protocol):
 
 
 class CodecPipeline:
-    """A compression, applied as the reducer applies it."""
+    """A codec's compression, applied as the reducer applies it."""
 
     def __init__(self, compression: Compression, num_elements: int) -> None:
-        self._codec = compression.build()
+        codec = compression.build()
+        assert isinstance(codec, base.Codec)
+        self._codec = codec
         self._num_elements = num_elements
         self._layout = self._codec.transform.layout(num_elements)
         self._draw = base.Draw(bucket=0, worker=0, step=tf.constant(1))
