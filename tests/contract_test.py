@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[1]
 SIZES = [1, 2, 31, 33, 4097, 100_003]
 DRAW = base.Draw(bucket=1, worker=0, step=tf.constant(7))
 SPECS = [
-    *registry.names(),
+    *(name for name in registry.names() if isinstance(registry.build(name, {}), base.Codec)),
     "fft:density=1.0",
     "fft:density=0.000001",
     "fft:density=0.01,bits=6,mantissa_bits=1",

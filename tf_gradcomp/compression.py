@@ -15,19 +15,19 @@ DEFAULT_BUCKET_BYTES = 32 * 2**20
 
 @dataclasses.dataclass(frozen=True)
 class Compression:
-    """A codec with its parameters, and how it is applied.
+    """A codec or low-rank method with its parameters, and how it is applied.
 
     Plain data: printable, comparable, hashable, and convertible to a dict and to a one-line spec
     and back. ``Compression.from_spec("fft:density=0.1,scope=layer")`` reads such a spec: a
     codec's name, then its parameters and the fields below in any order.
 
     Attributes:
-      codec: name of the codec; ``"none"`` means no compression at all: TensorFlow's own dense
-        all-reduce, the baseline.
+      codec: name of the codec or low-rank method; ``"none"`` means no compression at all:
+        TensorFlow's own dense all-reduce, the baseline.
       params: the codec's parameters, as a sorted tuple of ``(name, value)``; give a dict. All
         parameters are stored, defaults included.
       error_feedback: whether what the codec lost is added to the next step's gradient. ``None``
-        means yes for biased codecs and no for others.
+        means yes for biased codecs and low-rank methods, no for others.
       scope: what is encoded as one: ``"layer"`` (every variable alone), ``"bucket"`` (variables
         fused up to ``bucket_bytes``) or ``"model"``.
       bucket_bytes: size limit of a bucket of scope ``"bucket"``, in bytes of float32 gradient.
@@ -80,8 +80,8 @@ class Compression:
         """Whether gradients travel as they are, through TensorFlow's all-reduce."""
         return self.codec == "none"
 
-    def build(self) -> base.Codec:
-        """Makes the codec. Not for codec ``"none"``."""
+    def build(self) -> base.Codec | base.LowRank:
+        """Makes the codec or low-rank method. Not for codec ``"none"``."""
         return registry.build(self.codec, dict(self.params))
 
     @classmethod

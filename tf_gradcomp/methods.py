@@ -131,6 +131,29 @@ def sidco(density: float = 0.01, fit: str = "gamma_pareto", stages: int = 3) -> 
     return Compression("sidco", tuple(params.items()), scope="model")
 
 
+def powersgd(rank: int = 4) -> Compression:
+    """PowerSGD: matrices approximated by one step of power iteration, with error feedback.
+
+    Args:
+      rank: columns of the factors.
+
+    Source: Vogels et al., NeurIPS 2019 (arXiv 1905.13727).
+    """
+    return Compression("powersgd", (("rank", rank),))
+
+
+def acp_sgd(rank: int = 4) -> Compression:
+    """ACP-SGD: half a step of PowerSGD an exchange, for half the bytes and one all-reduce.
+
+    Args:
+      rank: columns of the factors.
+
+    Source: Zhang et al., "Evaluation and Optimization of Gradient Compression for Distributed
+    Deep Learning", ICDCS 2023.
+    """
+    return Compression("acpsgd", (("rank", rank),))
+
+
 def identity() -> Compression:
     """Gradients travel uncompressed through the same corridor: for tests and comparisons."""
     return Compression("identity")

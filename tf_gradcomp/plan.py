@@ -10,6 +10,7 @@ import tensorflow as tf
 from absl import logging
 
 from tf_gradcomp.agreement import Fact
+from tf_gradcomp.codecs.base import LowRank
 from tf_gradcomp.compression import DEFAULT_BUCKET_BYTES, Compression
 from tf_gradcomp.policy import Policy, VariableInfo
 from tf_gradcomp.transports.all_gather import AllGather
@@ -27,7 +28,8 @@ class Bucket:
       num_elements: total number of elements.
       dtype: dtype of the packed gradients; "float32" when compressed.
       compression: how it is compressed; ``None`` for a dense all-reduce.
-      payload_bytes: bytes that one worker contributes to the exchange.
+      payload_bytes: bytes that one worker contributes to the exchange; the average, where that
+        alternates from step to step.
     """
 
     indices: tuple[int, ...]
@@ -136,15 +138,9 @@ def make_plan(variables: Sequence[VariableInfo], policy: Policy, num_workers: in
 
     buckets = []
     for (compression, _), indices in groups.items():
-        num_elements = sum(variables[i].num_elements for i in indices)
-        codec = compression.build()
-        payload_bytes = codec.num_words(num_elements) * BYTES_PER_WORD
-        dense_bytes = sum(_num_bytes(variables[i]) for i in indices)
-        sent = payload_bytes * AllGather.sent_share(num_workers)
-        if sent < dense_bytes * Dense.sent_share(num_workers) or codec.lossless:
-            buckets.append(
-                Bucket(tuple(indices), num_elements, "float32", compression, payload_bytes)
-            )
+        bucket, pays = _compressed_bucket(variables, indices, compression, num_workers)
+        if pays:
+            buckets.append(bucket)
             continue
         logging.warning(
             "Compression %s would not send less than dense gradients with %d workers: %s are sent "
@@ -161,6 +157,28 @@ def _is_full(compression: Compression, size: int, num_bytes: int) -> bool:
     if compression.scope == "layer":
         return True
     return compression.scope == "bucket" and size + num_bytes > compression.bucket_bytes
+
+
+def _compressed_bucket(
+    variables: Sequence[VariableInfo],
+    indices: list[int],
+    compression: Compression,
+    num_workers: int,
+) -> tuple[Bucket, bool]:
+    """Returns the bucket of these variables, and whether to send it compressed."""
+    num_elements = sum(variables[i].num_elements for i in indices)
+    codec = compression.build()
+    if isinstance(codec, LowRank):
+        num_words = codec.num_words([variables[i].shape for i in indices])
+        sent_share, lossless = Dense.sent_share(num_workers), False
+    else:
+        num_words = codec.num_words(num_elements)
+        sent_share, lossless = AllGather.sent_share(num_workers), codec.lossless
+    payload_bytes = int(num_words * BYTES_PER_WORD)
+    dense_bytes = sum(_num_bytes(variables[i]) for i in indices)
+    shrinks = payload_bytes * sent_share < dense_bytes * Dense.sent_share(num_workers)
+    bucket = Bucket(tuple(indices), num_elements, "float32", compression, payload_bytes)
+    return bucket, shrinks or lossless
 
 
 def _dense_buckets(variables: Sequence[VariableInfo], indices: list[int]) -> list[Bucket]:

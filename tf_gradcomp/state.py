@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import TypeAlias
+
 import tensorflow as tf
 
 from tf_gradcomp.distribute import compat
@@ -27,3 +30,21 @@ def local_integers(shape: tuple[int, ...], name: str) -> tf.Variable:
       name: its name.
     """
     return compat.local_variable(lambda: tf.zeros(shape, tf.int32), "CPU:0", name)
+
+
+Update: TypeAlias = tuple[tf.Variable, tf.Tensor]
+
+
+def commit(finite: tf.Tensor, updates: Sequence[Update]) -> None:
+    """Stores new values, or none of them.
+
+    Args:
+      finite: bool scalar, equal on all workers. When false, a step with an Inf or NaN in any
+        bucket, every variable keeps its value: the step is going to be skipped.
+      updates: pairs of variable and new value.
+    """
+
+    def store_all() -> tf.Operation | None:
+        return tf.group(*[variable.assign(value) for variable, value in updates])
+
+    tf.cond(finite, store_all, tf.no_op)

@@ -170,6 +170,7 @@ def test_help_needs_no_tensorflow():
         (["--codec", "identity", "fft:density=2"], "density must be in (0, 1.0], got 2"),
         (["--codec", "identity", "--codec", "fft:density"], "expected key=value, got 'density'"),
         (["--codec", "none"], "'none' is no codec"),
+        (["--codec", "powersgd:rank=2"], "'powersgd:rank=2' cannot be timed here"),
         (["--json", "missing/figures.json"], "--json missing/figures.json: not a file in an"),
         (["--json", "."], "--json .: not a file in an existing folder"),
     ],

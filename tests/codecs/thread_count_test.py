@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every codec gives the same bits with one and with two intra-op threads.
+"""Every codec and low-rank method gives the same bits with one and with two intra-op threads.
 
 TensorFlow fixes the thread count once per process, so each count has its own.
 """
@@ -22,7 +22,7 @@ from tf_gradcomp.compression import Compression
 rng = np.random.default_rng(7)
 draw = base.Draw(bucket=1, worker=0, step=tf.constant(7))
 # Blocks cut into many shards, or one across all of them; a bitmap of positions, or indices.
-more = ["topk:density=0.15", "dithering:block=0,norm=l2", "onebit:block=0",
+more = ["topk:density=0.15", "dithering:block=0,norm=l2", "onebit:block=0", "acpsgd:rank=31",
         "uniform:stochastic=true", "threshold:threshold=1e-39,capacity=0.01"]
 
 
@@ -32,14 +32,27 @@ def floats(shape):
     return tf.constant((patterns | rng.integers(0, 2, shape, np.uint32) << 31).view(np.float32))
 
 
-for spec in [*registry.names(), *more]:
-    codec = Compression.from_spec(spec).build()
+def results_of_codec(codec):
     layout = codec.transform.layout(1000003)
     encoded = codec.encode(floats(layout.shape), floats(layout.shape), layout, draw)
     payloads = tf.stack([encoded.payload, encoded.payload])
     total, _ = codec.decode_sum(payloads, layout, draw)
-    for name, tensor in [*encoded._asdict().items(), ("sum", total)]:
-        print(spec, name, hashlib.sha256(tensor.numpy().tobytes()).hexdigest())
+    return [*encoded, total]
+
+
+def results_of_low_rank(method):
+    matrix = tf.constant(rng.normal(size=(3001, 355)), tf.float32)
+    factors = [tf.zeros(shape) for shape in method.factor_shapes([matrix.shape])]
+    outcome = method.sum([matrix], [], factors, draw.step, all_reduce=list)
+    return outcome.totals + outcome.sent + outcome.factors
+
+
+for spec in [*registry.names(), *more]:
+    codec = Compression.from_spec(spec).build()
+    is_codec = isinstance(codec, base.Codec)
+    tensors = results_of_codec(codec) if is_codec else results_of_low_rank(codec)
+    for index, tensor in enumerate(tensors):
+        print(spec, index, hashlib.sha256(tensor.numpy().tobytes()).hexdigest())
 """
 
 

@@ -56,6 +56,22 @@ def test_other_codecs_train(spec):
     assert_learned(results[0])
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        pytest.param(("--compression=powersgd:rank=2",), id="powersgd"),
+        # All-reduces in the branches of a condition in a loop.
+        pytest.param(("--compression=acpsgd:rank=2", "--steps-per-execution=2"), id="acpsgd"),
+    ],
+)
+def test_low_rank_methods_train(arguments):
+    results = train(*arguments)
+    assert_workers_agree(results)
+    assert_learned(results[0])
+    assert all(norm > 0 for result in results for norm in result["residual_norms"])
+    assert results[0]["payload_bytes"] < results[0]["dense_bytes"] / 10
+
+
 def test_views_are_chosen_alike_and_reported():
     results = train("--compression=dct:density=0.05", "--steps-per-execution=2")
     assert_workers_agree(results)

@@ -53,6 +53,7 @@ class LoopbackCollectives:
         self.worker_index = worker_index
         self.num_workers = num_workers
         self.words_sent = 0
+        self.words_reduced = 0
 
     def all_gather(self, words: tf.Tensor) -> tf.Tensor:
         self.words_sent += int(words.shape[0])
@@ -60,6 +61,7 @@ class LoopbackCollectives:
         return tf.constant(np.stack(rows))
 
     def all_reduce(self, tensor: tf.Tensor) -> tf.Tensor:
+        self.words_reduced += int(tf.size(tensor))
         rows = self._meeting.exchange(self.worker_index, tensor.numpy())
         return tf.constant(np.sum(rows, axis=0, dtype=tensor.dtype.as_numpy_dtype))
 

@@ -163,6 +163,7 @@ def _check_options(args: argparse.Namespace) -> None:
 
 
 def _compressions(specs: Sequence[str]) -> dict[str, Compression]:
+    from tf_gradcomp.codecs.base import Codec
     from tf_gradcomp.compression import Compression
 
     compressions = {}
@@ -173,6 +174,8 @@ def _compressions(specs: Sequence[str]) -> dict[str, Compression]:
             raise _Refusal(str(error)) from None
         if compression.is_dense:
             raise _Refusal(f"{spec!r} is no codec; 'identity' is the one that changes nothing")
+        if not isinstance(compression.build(), Codec):
+            raise _Refusal(f"{spec!r} cannot be timed here: it exchanges factors, not a payload")
         compressions[spec] = compression
     return compressions
 

@@ -14,6 +14,7 @@ from typing import Protocol
 
 import tensorflow as tf
 
+from tf_gradcomp import state
 from tf_gradcomp.codecs import base
 from tf_gradcomp.compression import Compression
 from tf_gradcomp.feedback import error_feedback
@@ -36,10 +37,12 @@ class Pipeline(Protocol):
 
 
 class CodecPipeline:
-    """A compression, applied as the reducer applies it."""
+    """A codec's compression, applied as the reducer applies it."""
 
     def __init__(self, compression: Compression, num_elements: int) -> None:
-        self._codec = compression.build()
+        codec = compression.build()
+        assert isinstance(codec, base.Codec)
+        self._codec = codec
         self._num_elements = num_elements
         self._layout = self._codec.transform.layout(num_elements)
         self._draw = base.Draw(bucket=0, worker=0, step=tf.constant(1))
@@ -67,7 +70,7 @@ class CodecPipeline:
         encoded = self._codec.encode(coefficients, residual, self._layout, self._draw)
         if self._feedback is not None:
             assert encoded.residual is not None
-            error_feedback.commit(finite, [(self._feedback, encoded.residual)])
+            state.commit(finite, [(self._feedback.residual, encoded.residual)])
         return encoded.payload
 
     def _decode_step(self, payloads: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:

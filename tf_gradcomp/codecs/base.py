@@ -12,6 +12,9 @@ Steps 2 and 3 are a **codec**. The transform is linear, so residuals and the wor
 in coefficients: one transform on the way out, one on the way back. Every part is plain data, a
 frozen dataclass that is validated when it is made; its methods add TensorFlow ops and hold no
 state. The wire format of each block is in ``custom_ops/core/FORMAT.md``.
+
+A **low-rank** method is no codec: it works on matrices instead of buckets, and what it sends is
+summed on its way, by all-reduce.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ import abc
 import functools
 import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import tensorflow as tf
@@ -333,6 +336,69 @@ class Codec(abc.ABC):
         Returns:
           ``(coefficients, finite)``: the sum, and a bool scalar that is false when any worker
           encoded an Inf or NaN; the sum then holds a NaN.
+        """
+
+
+class LowRankSum(NamedTuple):
+    """The outcome of a low-rank exchange.
+
+    Attributes:
+      totals: float32 ``[n, m]`` for each matrix, the approximate sum over the workers.
+      sent: float32 ``[n, m]`` for each matrix, this worker's share of it.
+      raw: the sums of what travelled along.
+      factors: the factors to keep for the next exchange; the same on all workers. They hold an
+        Inf or NaN if a message did, other than in ``raw``.
+    """
+
+    totals: list[tf.Tensor]
+    sent: list[tf.Tensor]
+    raw: list[tf.Tensor]
+    factors: list[tf.Tensor]
+
+
+class LowRank(abc.ABC):
+    """Matrices to sums of low-rank approximations, by way of factors that workers add up.
+
+    Attributes:
+      biased: as for a codec.
+      alternates: whether the number of the exchange matters.
+    """
+
+    biased: ClassVar[bool] = True
+    alternates: ClassVar[bool]
+
+    @abc.abstractmethod
+    def matrix_shape(self, shape: tuple[int, ...]) -> tuple[int, int] | None:
+        """Returns the matrix ``(n, m)`` that a gradient is seen as; ``None`` if it is sent raw."""
+
+    @abc.abstractmethod
+    def num_words(self, shapes: Sequence[tuple[int, ...]]) -> float:
+        """Returns the words of the messages for gradients of these shapes.
+
+        On average over exchanges; an exchange itself sends whole words, as many on all workers.
+        """
+
+    @abc.abstractmethod
+    def factor_shapes(self, matrices: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+        """Returns the shapes of the factors to keep for such matrices; they begin with zeros."""
+
+    @abc.abstractmethod
+    def sum(
+        self,
+        matrices: Sequence[tf.Tensor],
+        raw: Sequence[tf.Tensor],
+        factors: Sequence[tf.Tensor],
+        step: tf.Tensor,
+        all_reduce: Callable[[Sequence[tf.Tensor]], list[tf.Tensor]],
+    ) -> LowRankSum:
+        """Exchanges gradients.
+
+        Args:
+          matrices: float32 ``[n, m]`` each, this worker's gradients.
+          raw: float32 tensors that are sent as they are.
+          factors: what the last exchange returned; zeros in the first one.
+          step: int32 scalar, the number of the exchange.
+          all_reduce: sums float32 tensors over the workers, all of them in one message.
         """
 
 

@@ -3,7 +3,8 @@
 
 A name stands for parts: a quantizer alone, or a sparsifier, with or without a transform, before
 a quantizer that the parameter ``values`` names. The parts' fields are the codec's parameters; a
-field that two parts have, such as ``seed``, is set in both.
+field that two parts have, such as ``seed``, is set in both. Low-rank methods, which are no codecs,
+go by a name in the same way.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from tf_gradcomp.codecs import (
     dithering,
     fft,
     identity,
+    low_rank,
     narrow_float,
     natural,
     one_bit,
@@ -62,10 +64,15 @@ _RECIPES: dict[str, _Recipe] = {
     "sidco": _Recipe(view.View, threshold.SIDCo),
 }
 
+_LOW_RANK: dict[str, type[base.LowRank]] = {
+    "powersgd": low_rank.PowerSGD,
+    "acpsgd": low_rank.ACPSGD,
+}
+
 
 def names() -> list[str]:
-    """Returns the names of all codecs, sorted."""
-    return sorted([*_QUANTIZERS, *_RECIPES])
+    """Returns the names of all codecs and low-rank methods, sorted."""
+    return sorted([*_QUANTIZERS, *_RECIPES, *_LOW_RANK])
 
 
 def parameters(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -84,8 +91,8 @@ def parameters(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
     return {**known, **_defaults(name)}
 
 
-def build(name: str, params: Mapping[str, Any]) -> base.Codec:
-    """Makes a codec.
+def build(name: str, params: Mapping[str, Any]) -> base.Codec | base.LowRank:
+    """Makes a codec or low-rank method.
 
     Args:
       name: a name from ``names()``.
@@ -101,12 +108,15 @@ def build(name: str, params: Mapping[str, Any]) -> base.Codec:
             raise ValueError(f"codec {name!r} has no parameter {key!r}; its parameters: {allowed}")
     values = {**known, **params}
     try:
-        transform, *sparsifier, quantizer = [
+        parts = [
             part(**{field.name: values[field.name] for field in dataclasses.fields(part)})
             for part in _parts(name, params)
         ]
     except ValueError as error:
         raise ValueError(f"codec {name!r}: {error}") from None
+    if name in _LOW_RANK:
+        return parts[0]
+    transform, *sparsifier, quantizer = parts
     return pipeline.Pipeline(transform, sparsifier[0] if sparsifier else None, quantizer)
 
 
@@ -120,6 +130,8 @@ def _parts(name: str, given: Mapping[str, Any]) -> list[Any]:
         raise ValueError(f"{name!r} is a spec, not a codec's name: use Compression.from_spec")
     if name in _QUANTIZERS:
         return [identity.NoTransform, _QUANTIZERS[name]]
+    if name in _LOW_RANK:
+        return [_LOW_RANK[name]]
     if name not in _RECIPES:
         raise ValueError(f"unknown codec {name!r}; known codecs: {', '.join([*names(), 'none'])}")
     transform, sparsifier, defaults = _RECIPES[name]

@@ -7,11 +7,6 @@ in general Karimireddy et al., "Error Feedback Fixes SignSGD", ICML 2019 (arXiv 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TypeAlias
-
-import tensorflow as tf
-
 from tf_gradcomp import state
 
 
@@ -25,21 +20,3 @@ class ErrorFeedback:
 
     def __init__(self, shape: tuple[int, ...], device: str, name: str) -> None:
         self.residual = state.local_zeros(shape, device, name)
-
-
-Update: TypeAlias = tuple[ErrorFeedback, tf.Tensor]
-
-
-def commit(finite: tf.Tensor, updates: Sequence[Update]) -> None:
-    """Stores new residuals, or none of them.
-
-    Args:
-      finite: bool scalar, equal on all workers. When false, a step with an Inf or NaN in any
-        bucket, every residual keeps its value: the step is going to be skipped.
-      updates: pairs of feedback and new residual.
-    """
-
-    def store_all() -> tf.Operation | None:
-        return tf.group(*[feedback.residual.assign(new) for feedback, new in updates])
-
-    tf.cond(finite, store_all, tf.no_op)
