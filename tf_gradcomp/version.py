@@ -4,4 +4,4 @@
 __version__ = "0.1.0"
 
 # Of custom_ops/core/FORMAT.md: raised whenever a payload is read differently.
-WIRE_FORMAT_VERSION = 1
+WIRE_FORMAT_VERSION = 2

@@ -8,69 +8,43 @@
 #include <memory>
 #include <string>
 
-#include "multiversion.h"
+#include "positions_bits.h"
 #include "positions_blocks.h"
+#include "positions_elias_fano.h"
 #include "scratch.h"
 
 namespace gradcomp {
 namespace {
 
-constexpr int64_t kSegmentChunks = kSegmentItems / kPositionsChunkItems;
-
-GRADCOMP_MULTIVERSION
-int64_t CountBits(const uint64_t* masks, int64_t size) {
-  int64_t count = 0;
-  for (int64_t i = 0; i < size; ++i) count += __builtin_popcountll(masks[i]);
-  return count;
-}
-
-// Copies the selected items of one chunk to `kept`, and in the local layout their indices to
-// `indices`, an array of 16-bit numbers. `first` is the chunk's first item.
-template <int kComponents, bool kLocal>
-void GatherChunk(const uint64_t* masks, int64_t num_masks, const float* values, int64_t first,
-                 float* kept, unsigned char* indices) {
-  for (int64_t m = 0; m < num_masks; ++m) {
-    const int64_t base = first + m * 64;
-    for (uint64_t mask = masks[m]; mask != 0; mask &= mask - 1) {
-      const int64_t item = base + __builtin_ctzll(mask);
-      CopyItem<kComponents>(values + item * kComponents, kept);
-      kept += kComponents;
-      if (kLocal) {
-        const uint16_t index = static_cast<uint16_t>(item % kSegmentItems);
-        std::memcpy(indices, &index, sizeof(index));
-        indices += sizeof(index);
-      }
+// Copies the selected items begin .. end-1 to `kept` and calls `write(item)` for each. The first
+// is number j of those kept; `begin` is a multiple of 64.
+template <int kComponents, typename Write>
+void GatherItems(const uint64_t* selected, const float* values, int64_t begin, int64_t end,
+                 int64_t j, float* kept, const Write& write) {
+  for (int64_t m = begin / 64; m < (end + 63) / 64; ++m) {
+    for (uint64_t mask = selected[m]; mask != 0; mask &= mask - 1, ++j) {
+      const int64_t item = m * 64 + __builtin_ctzll(mask);
+      CopyItem<kComponents>(values + item * kComponents, kept + j * kComponents);
+      write(item);
     }
   }
 }
 
-// `block` is the positions block without its count.
+// Copies the selected items begin .. end-1 to `kept`, of which the first is number j, and writes
+// their part of `block`, which is the positions block without its count, and zeros.
 template <int kComponents>
-void GatherAll(const uint64_t* selected, const float* values, int64_t n, bool local,
-               const int64_t* offsets, const ParallelFor& parallel_for, uint32_t* block,
-               float* kept) {
-  const int64_t num_masks = SelectionWords(n);
-  const int64_t bitmap_bytes = PositionsBitmapWords(n) * 4;
-  unsigned char* const bytes = reinterpret_cast<unsigned char*>(block);
-  unsigned char* const indices = bytes + PositionsNumSegments(n) * 4;
-  RunShards(
-      parallel_for, PositionsNumChunks(n), kPositionsMoveCycles, [&](int64_t begin, int64_t end) {
-        for (int64_t chunk = begin; chunk < end; ++chunk) {
-          const int64_t first_mask = chunk * kPositionsChunkMasks;
-          const int64_t first = chunk * kPositionsChunkItems;
-          const int64_t masks = std::min(kPositionsChunkMasks, num_masks - first_mask);
-          const uint64_t* const chunk_masks = selected + first_mask;
-          float* const chunk_kept = kept + offsets[chunk] * kComponents;
-          if (local) {
-            GatherChunk<kComponents, true>(chunk_masks, masks, values, first, chunk_kept,
-                                           indices + offsets[chunk] * 2);
-          } else {
-            GatherChunk<kComponents, false>(chunk_masks, masks, values, first, chunk_kept, nullptr);
-            std::memcpy(bytes + first_mask * 8, chunk_masks,
-                        std::min(masks * 8, bitmap_bytes - first_mask * 8));
-          }
-        }
-      });
+void GatherShard(const uint64_t* selected, const float* values, int64_t n, int64_t k, int64_t begin,
+                 int64_t end, int64_t j, uint32_t* block, float* kept) {
+  if (PositionsLayoutOf(n, k) == PositionsLayout::kBitmap) {
+    const auto nothing = [](int64_t) {};
+    GatherItems<kComponents>(selected, values, begin, end, j, kept, nothing);
+    std::memcpy(block + begin / 32, selected + begin / 64,
+                static_cast<size_t>((end + 31) / 32 - begin / 32) * sizeof(uint32_t));
+  } else {
+    EliasFanoWriter writer(EliasFanoShapeOf(n, k), j, block);
+    const auto write = [&writer](int64_t item) { writer.Write(item); };
+    GatherItems<kComponents>(selected, values, begin, end, j, kept, write);
+  }
 }
 
 }  // namespace
@@ -98,21 +72,17 @@ Status PositionsGather(const uint64_t* selected, const float* values, int64_t n,
   }
   uint32_t* const block = positions + (counted ? 1 : 0);
   if (counted) positions[0] = static_cast<uint32_t>(found);
-  const bool local = PositionsUseLocal(n, k);
-  if (local) {
-    const int64_t segments = PositionsNumSegments(n);
-    for (int64_t segment = 0; segment < segments; ++segment) {
-      const int64_t end = segment + 1 < segments ? offsets[(segment + 1) * kSegmentChunks] : found;
-      block[segment] = static_cast<uint32_t>(end - offsets[segment * kSegmentChunks]);
-    }
-    std::fill(block + segments + found / 2, positions + num_words, 0u);  // indices without an item
-  }
+  std::fill(block, positions + num_words, 0u);
   std::fill(kept + found * components, kept + k * components, 0.0f);
-  if (components == 1) {
-    GatherAll<1>(selected, values, n, local, offsets.get(), parallel_for, block, kept);
-  } else {
-    GatherAll<2>(selected, values, n, local, offsets.get(), parallel_for, block, kept);
-  }
+  RunShards(parallel_for, chunks, kPositionsMoveCycles, [&](int64_t begin, int64_t end) {
+    const int64_t first = begin * kPositionsChunkItems;
+    const int64_t last = std::min(end * kPositionsChunkItems, n);
+    if (components == 1) {
+      GatherShard<1>(selected, values, n, k, first, last, offsets[begin], block, kept);
+    } else {
+      GatherShard<2>(selected, values, n, k, first, last, offsets[begin], block, kept);
+    }
+  });
   return Status();
 }
 

@@ -21,28 +21,49 @@
 
 namespace gradcomp {
 
-constexpr int64_t kSegmentItems = 65536;
 // What a counted block has room for at most: its count is one word.
 constexpr int64_t kPositionsMaxCapacity = 0xffffffff;
 
 // Sizes do not overflow for any n and k: they are compared with what was received.
-inline int64_t PositionsNumSegments(int64_t n) { return CeilDiv(n, kSegmentItems); }
-
 inline int64_t PositionsBitmapWords(int64_t n) { return CeilDiv(n, 32); }
 
-inline int64_t PositionsLocalWords(int64_t n, int64_t k) {
-  return PositionsNumSegments(n) + CeilDiv(k, 2);
+// The Elias-Fano layout of room for k of n items: the low bits of every position, then the rest of
+// them, their bucket, as a bitmap of gaps.
+struct EliasFanoShape {
+  int low_bits;  // of a position, 0..31
+  int64_t buckets;
+  int64_t low_words;
+  int64_t upper_words;
+
+  int64_t num_words() const { return low_words + upper_words; }
+};
+
+inline EliasFanoShape EliasFanoShapeOf(int64_t n, int64_t k) {
+  EliasFanoShape shape;
+  shape.low_bits = 0;  // floor(log2(n / k))
+  const int64_t items_per_kept = n / (k > 0 ? k : 1);
+  while (shape.low_bits < 31 && items_per_kept >> shape.low_bits > 1) ++shape.low_bits;
+  shape.buckets = CeilDiv(n, int64_t{1} << shape.low_bits);
+  shape.low_words = CeilDiv(k * shape.low_bits, 32);  // at most n bits, or none if k > n
+  shape.upper_words = k / 32 + shape.buckets / 32 + CeilDiv(k % 32 + shape.buckets % 32, 32);
+  return shape;
 }
 
-// Whether the block of k of n items has the local layout (16-bit indices) or is a bitmap.
-inline bool PositionsUseLocal(int64_t n, int64_t k) {
-  return PositionsLocalWords(n, k) < PositionsBitmapWords(n);
+enum class PositionsLayout { kBitmap, kEliasFano };
+
+// The layout of the block of k of n items: Elias-Fano, which takes longer to read, if that saves
+// more than an eighth of the bitmap.
+inline PositionsLayout PositionsLayoutOf(int64_t n, int64_t k) {
+  return 8 * EliasFanoShapeOf(n, k).num_words() < 7 * PositionsBitmapWords(n)
+             ? PositionsLayout::kEliasFano
+             : PositionsLayout::kBitmap;
 }
 
 // Words of the positions block of k of n items.
 inline int64_t PositionsNumWords(int64_t n, int64_t k, bool counted = false) {
-  return (counted ? 1 : 0) +
-         (PositionsUseLocal(n, k) ? PositionsLocalWords(n, k) : PositionsBitmapWords(n));
+  return (counted ? 1 : 0) + (PositionsLayoutOf(n, k) == PositionsLayout::kBitmap
+                                  ? PositionsBitmapWords(n)
+                                  : EliasFanoShapeOf(n, k).num_words());
 }
 
 // 64-bit words of a selection mask of n items: bit i mod 64 of word i div 64 belongs to item i.
@@ -72,7 +93,7 @@ Status PositionsGather(const uint64_t* selected, const float* values, int64_t n,
 //
 // Errors: InvalidArgument for a block that no encoder writes (wrong count, index out of range or
 // not ascending, padding not zero) or a wrong size; ResourceExhausted without memory for at most
-// twice the positions. Never accesses memory outside the arrays.
+// eight times the positions. Never accesses memory outside the arrays.
 Status PositionsSum(const uint32_t* positions, const float* kept, int64_t num_workers,
                     int64_t words_per_worker, int64_t n, int components, int64_t k,
                     const ParallelFor& parallel_for, float* sum, bool counted = false);

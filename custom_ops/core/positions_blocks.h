@@ -13,18 +13,16 @@
 #include "multiversion.h"
 #include "parallel.h"
 #include "positions.h"
+#include "positions_bits.h"
+#include "positions_elias_fano.h"
 #include "status.h"
 
 namespace gradcomp {
 
-#if defined(__BYTE_ORDER__)
-static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__,
-              "16-bit indices and 64-bit masks are laid over 32-bit words: little-endian only");
-#endif
-
-// Items in a unit of work on masks. Divides a segment, and is a multiple of 64.
+// Items in a unit of work, a power of two: their floats stay in a first-level cache.
 constexpr int64_t kPositionsChunkItems = 8192;
 constexpr int64_t kPositionsChunkMasks = kPositionsChunkItems / 64;
+constexpr int64_t kPositionsChunkWords = kPositionsChunkItems / 32;
 
 inline int64_t PositionsNumChunks(int64_t n) { return CeilDiv(n, kPositionsChunkItems); }
 
@@ -58,33 +56,58 @@ int64_t ExclusiveSum(int64_t* counts, int64_t size);
 Status ValidatePositionsSizes(int64_t num_words, int64_t n, int components, int64_t k,
                               bool counted);
 
-// The blocks of some workers. A unit of work is a segment of items (local layout) or a chunk of
-// them (bitmap): units are independent of one another.
+// The blocks of some workers, cut into units of work that are independent of one another: a chunk
+// of the items for bitmaps, some buckets for the Elias-Fano layout.
 class PositionsBlocks {
  public:
-  // Checks everything but the local indices, which ForUnit() checks as it meets them. The sizes
-  // have been validated. Keeps the pointer.
+  // Checks everything but the low bits of the Elias-Fano layout, which ForUnit() checks as it meets
+  // them. The sizes have been validated. Keeps the pointer.
   Status Init(const uint32_t* positions, int64_t num_workers, int64_t n, int64_t k, bool counted,
               const ParallelFor& parallel_for);
 
   int64_t num_workers() const { return num_workers_; }
   int64_t num_units() const { return num_units_; }
-  int64_t unit_items() const { return local_ ? kSegmentItems : kPositionsChunkItems; }
+  int64_t unit_items() const { return unit_items_; }
+  // Rough cycles to visit a unit of one worker.
+  int64_t unit_cycles() const { return unit_items_ * 2; }
 
   // Calls `move(kept item, dense item)` for the items that a worker kept in a unit, in order.
-  // `kept` points to the worker's items, `dense` to all n. Returns false at the first index that is
-  // out of range or not ascending.
+  // `kept` points to the worker's items, `dense` to all n. Returns false at positions that are out
+  // of range or not ascending.
   template <int kComponents, typename Kept, typename Dense, typename Move>
-  GRADCOMP_ALWAYS_INLINE bool ForUnit(int64_t worker, int64_t unit, Kept* kept, Dense* dense,
-                                      const Move& move) const {
-    kept += offsets_[worker * num_units_ + unit] * kComponents;
-    dense += unit * unit_items() * kComponents;
-    if (local_) return ForSegment<kComponents>(worker, unit, kept, dense, move);
-    ForChunk<kComponents>(worker, unit, kept, dense, move);
-    return true;
+  bool ForUnit(int64_t worker, int64_t unit, Kept* kept, Dense* dense, const Move& move) const {
+    const int64_t* const offsets = OffsetsOf(worker) + unit;
+    kept += offsets[0] * kComponents;
+    dense += unit * unit_items_ * kComponents;
+    const auto visit = [kept, dense, &move](int64_t item) mutable {
+      move(kept, dense + item * kComponents);
+      kept += kComponents;
+    };
+    if (is_bitmap()) {
+      ForChunk(BlockOf(worker), unit, visit);
+      return true;
+    }
+    const EliasFanoRange range = {BucketsBefore(unit), BucketsBefore(unit + 1), offsets[0],
+                                  offsets[1]};
+    const int64_t size = std::min(unit_items_, n_ - unit * unit_items_);
+    return ForEliasFano(shape_, BlockOf(worker), range, size, visit);
   }
 
  private:
+  // Calls `visit(item)` for the items of a chunk of a bitmap, counted from the chunk's first.
+  template <typename Visit>
+  void ForChunk(const uint32_t* bitmap, int64_t chunk, Visit visit) const {
+    const int64_t first = chunk * kPositionsChunkWords;
+    const int64_t size = std::min(kPositionsChunkWords, num_words_ - first);
+    for (int64_t word = 0; word < size; word += 2) {
+      for (uint64_t mask = LoadMask(bitmap + first + word, size - word); mask != 0;
+           mask &= mask - 1) {
+        visit(word * 32 + __builtin_ctzll(mask));
+      }
+    }
+  }
+
+  bool is_bitmap() const { return layout_ == PositionsLayout::kBitmap; }
   // The block of a worker without its count.
   const uint32_t* BlockOf(int64_t worker) const {
     return positions_ + worker * (counted_ + num_words_) + counted_;
@@ -92,53 +115,17 @@ class PositionsBlocks {
   int64_t CountOf(int64_t worker) const {
     return counted_ ? positions_[worker * (1 + num_words_)] : k_;
   }
+  // Kept items before each unit, and in all.
+  int64_t* OffsetsOf(int64_t worker) { return offsets_.get() + worker * (num_units_ + 1); }
+  const int64_t* OffsetsOf(int64_t worker) const {
+    return offsets_.get() + worker * (num_units_ + 1);
+  }
+  // Buckets of the Elias-Fano layout before a unit.
+  int64_t BucketsBefore(int64_t unit) const {
+    return std::min((unit * unit_items_) >> shape_.low_bits, shape_.buckets);
+  }
   Status InitBitmaps(const ParallelFor& parallel_for);
-  Status InitLocals();
-
-  // Mask `index` of a bitmap, the missing half of the last one read as zeros.
-  uint64_t LoadMask(const uint32_t* bitmap, int64_t index) const {
-    uint64_t mask = 0;
-    if (num_words_ - 2 * index >= 2) {
-      std::memcpy(&mask, bitmap + 2 * index, 8);
-    } else {
-      std::memcpy(&mask, bitmap + 2 * index, 4);
-    }
-    return mask;
-  }
-
-  template <int kComponents, typename Kept, typename Dense, typename Move>
-  GRADCOMP_ALWAYS_INLINE void ForChunk(int64_t worker, int64_t chunk, Kept* kept, Dense* dense,
-                                       const Move& move) const {
-    const uint32_t* const bitmap = BlockOf(worker);
-    const int64_t first = chunk * kPositionsChunkMasks;
-    const int64_t last = std::min(first + kPositionsChunkMasks, (num_words_ + 1) / 2);
-    for (int64_t m = first; m < last; ++m, dense += 64 * kComponents) {
-      for (uint64_t mask = LoadMask(bitmap, m); mask != 0; mask &= mask - 1) {
-        move(kept, dense + __builtin_ctzll(mask) * kComponents);
-        kept += kComponents;
-      }
-    }
-  }
-
-  template <int kComponents, typename Kept, typename Dense, typename Move>
-  GRADCOMP_ALWAYS_INLINE bool ForSegment(int64_t worker, int64_t segment, Kept* kept, Dense* dense,
-                                         const Move& move) const {
-    const uint32_t* const block = BlockOf(worker);
-    const int32_t size =
-        static_cast<int32_t>(std::min(kSegmentItems, n_ - segment * kSegmentItems));
-    const int64_t count = block[segment];
-    const unsigned char* indices = reinterpret_cast<const unsigned char*>(block + num_units_) +
-                                   offsets_[worker * num_units_ + segment] * 2;
-    int32_t previous = -1;
-    for (int64_t j = 0; j < count; ++j, indices += 2, kept += kComponents) {
-      uint16_t index;
-      std::memcpy(&index, indices, sizeof(index));
-      if (index <= previous || index >= size) return false;
-      previous = index;
-      move(kept, dense + int64_t{index} * kComponents);
-    }
-    return true;
-  }
+  Status InitEliasFano(const ParallelFor& parallel_for);
 
   const uint32_t* positions_ = nullptr;
   int64_t num_workers_ = 0;
@@ -146,10 +133,11 @@ class PositionsBlocks {
   int64_t n_ = 0;
   int64_t k_ = 0;
   bool counted_ = false;
-  bool local_ = false;
+  PositionsLayout layout_ = PositionsLayout::kBitmap;
+  EliasFanoShape shape_ = {};
+  int64_t unit_items_ = 0;
   int64_t num_units_ = 0;
-  // [num_workers, num_units]: the unit's first item among the kept
-  std::unique_ptr<int64_t[]> offsets_;
+  std::unique_ptr<int64_t[]> offsets_;  // [num_workers, num_units + 1]
 };
 
 }  // namespace gradcomp

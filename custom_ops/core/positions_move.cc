@@ -20,19 +20,13 @@ class BadWorker {
   Status ToStatus() const {
     const int64_t worker = worker_.load();
     if (worker < 0) return Status();
-    return Status::InvalidArgument(
-        "positions block of worker " + std::to_string(worker) +
-        ": indices within a segment must be ascending and below its size");
+    return Status::InvalidArgument("positions block of worker " + std::to_string(worker) +
+                                   ": positions must be ascending and below the number of items");
   }
 
  private:
   std::atomic<int64_t> worker_{-1};
 };
-
-// Cycles to visit a unit of one worker: little in the local layout, where few items are kept.
-int64_t UnitCycles(const PositionsBlocks& blocks) {
-  return blocks.unit_items() == kSegmentItems ? kSegmentItems : kPositionsMoveCycles;
-}
 
 template <int kComponents>
 Status Sum(const PositionsBlocks& blocks, const float* kept, int64_t n, int64_t k,
@@ -41,7 +35,7 @@ Status Sum(const PositionsBlocks& blocks, const float* kept, int64_t n, int64_t 
     for (int c = 0; c < kComponents; ++c) to[c] += from[c];
   };
   BadWorker bad;
-  const int64_t cycles = UnitCycles(blocks) * (blocks.num_workers() + 1);
+  const int64_t cycles = blocks.unit_cycles() * (blocks.num_workers() + 1);
   RunShards(parallel_for, blocks.num_units(), cycles, [&](int64_t begin, int64_t end) {
     for (int64_t unit = begin; unit < end; ++unit) {
       // All workers' items go to a unit while it is in the cache.
@@ -61,26 +55,53 @@ template <int kComponents>
 Status Replace(const PositionsBlocks& blocks, const float* kept, const ParallelFor& parallel_for,
                float* values) {
   BadWorker bad;
-  RunShards(parallel_for, blocks.num_units(), UnitCycles(blocks), [&](int64_t begin, int64_t end) {
-    for (int64_t unit = begin; unit < end; ++unit) {
-      if (!blocks.ForUnit<kComponents>(0, unit, kept, values, CopyItem<kComponents>)) {
-        bad.Report(0);
-      }
-    }
-  });
+  RunShards(parallel_for, blocks.num_units(), blocks.unit_cycles(),
+            [&](int64_t begin, int64_t end) {
+              for (int64_t unit = begin; unit < end; ++unit) {
+                if (!blocks.ForUnit<kComponents>(0, unit, kept, values, CopyItem<kComponents>)) {
+                  bad.Report(0);
+                }
+              }
+            });
   return bad.ToStatus();
 }
+
+// Copies items, some at a time: a short loop has more loads from memory under way.
+template <int kComponents>
+class TakeQueue {
+ public:
+  ~TakeQueue() { Flush(); }
+  void Add(const float* from, float* to) {
+    if (size_ == 0) to_ = to;
+    from_[size_++] = from;
+    if (size_ == kMaxSize) Flush();
+  }
+
+ private:
+  static constexpr int kMaxSize = 128;
+
+  void Flush() {
+    for (int i = 0; i < size_; ++i) CopyItem<kComponents>(from_[i], to_ + i * kComponents);
+    size_ = 0;
+  }
+
+  int size_ = 0;
+  float* to_ = nullptr;  // of the first; the others follow
+  const float* from_[kMaxSize];
+};
 
 template <int kComponents>
 Status Take(const PositionsBlocks& blocks, const float* values, const ParallelFor& parallel_for,
             float* kept) {
-  const auto take = [](float* to, const float* from) { CopyItem<kComponents>(from, to); };
   BadWorker bad;
-  RunShards(parallel_for, blocks.num_units(), UnitCycles(blocks), [&](int64_t begin, int64_t end) {
-    for (int64_t unit = begin; unit < end; ++unit) {
-      if (!blocks.ForUnit<kComponents>(0, unit, kept, values, take)) bad.Report(0);
-    }
-  });
+  RunShards(parallel_for, blocks.num_units(), blocks.unit_cycles(),
+            [&](int64_t begin, int64_t end) {
+              for (int64_t unit = begin; unit < end; ++unit) {
+                TakeQueue<kComponents> queue;
+                const auto take = [&queue](float* to, const float* from) { queue.Add(from, to); };
+                if (!blocks.ForUnit<kComponents>(0, unit, kept, values, take)) bad.Report(0);
+              }
+            });
   return bad.ToStatus();
 }
 

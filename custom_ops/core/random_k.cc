@@ -2,19 +2,17 @@
 #include "random_k.h"
 
 #include <algorithm>
-#include <cstring>
 #include <string>
 
 #include "positions.h"
+#include "positions_bits.h"
+#include "positions_elias_fano.h"
 
 namespace gradcomp {
 namespace {
 
 // Items drawn at a time, into an array that stays in the first-level cache; a multiple of 128.
 constexpr int64_t kTile = 1024;
-// Items of a bitmap that one shard fills at a time: a multiple of 32.
-constexpr int64_t kBitmapItems = 65536;
-
 // Rough cycles to draw and to scale an item.
 constexpr int64_t kDrawCycles = 8;
 constexpr int64_t kScaleCycles = 2;
@@ -48,31 +46,6 @@ class StratumCursor {
   int64_t fraction_;  // j * n / k - floor(j * n / k), in units of 1/k
 };
 
-int64_t ItemOfStratum(const RandomKey& key, int64_t n, int64_t k, int64_t stratum) {
-  const int64_t begin = StratumBegin(stratum, n, k);
-  return begin + DrawnItem(RandomWord(stratum, key), StratumBegin(stratum + 1, n, k) - begin);
-}
-
-// How many of the drawn items lie before `item`. Of all strata, only the one that holds `item` can
-// give one on either side.
-int64_t DrawnBefore(const RandomKey& key, int64_t n, int64_t k, int64_t item) {
-  if (item >= n) return k;
-  const int64_t stratum = StratumOf(item, n, k);
-  return stratum + (ItemOfStratum(key, n, k, stratum) < item ? 1 : 0);
-}
-
-// Calls `put(j, item)` for the drawn items begin .. end-1.
-template <typename Put>
-void ForDrawnItems(const RandomKey& key, int64_t n, int64_t k, int64_t begin, int64_t end,
-                   const Put& put) {
-  int64_t items[kTile];
-  for (int64_t first = begin; first < end; first += kTile) {
-    const int64_t count = std::min(kTile, end - first);
-    RandomKItems(key, n, k, first, count, items);
-    for (int64_t i = 0; i < count; ++i) put(first + i, items[i]);
-  }
-}
-
 Status Validate(int64_t n, int64_t k) {
   if (n < 1 || n > kRandomKMaxItems) {
     return Status::InvalidArgument("size must be in 1.." + std::to_string(kRandomKMaxItems) +
@@ -85,40 +58,16 @@ Status Validate(int64_t n, int64_t k) {
   return Status();
 }
 
-void WriteLocal(const RandomKey& key, int64_t n, int64_t k, const ParallelFor& parallel_for,
-                uint32_t* positions) {
-  const int64_t segments = PositionsNumSegments(n);
-  positions[PositionsNumWords(n, k) - 1] = 0;  // the padding, if k is odd
-  unsigned char* const indices = reinterpret_cast<unsigned char*>(positions + segments);
-  const int64_t cycles = kDrawCycles * (k / segments + 1);
-  RunShards(parallel_for, segments, cycles, [&](int64_t first, int64_t last) {
-    int64_t begin = DrawnBefore(key, n, k, first * kSegmentItems);
-    for (int64_t segment = first; segment < last; ++segment) {
-      const int64_t end = DrawnBefore(key, n, k, (segment + 1) * kSegmentItems);
-      positions[segment] = static_cast<uint32_t>(end - begin);
-      ForDrawnItems(key, n, k, begin, end, [&](int64_t j, int64_t item) {
-        const uint16_t index = static_cast<uint16_t>(item % kSegmentItems);
-        std::memcpy(indices + 2 * j, &index, sizeof(index));
-      });
-      begin = end;
-    }
-  });
-}
-
-void WriteBitmap(const RandomKey& key, int64_t n, int64_t k, const ParallelFor& parallel_for,
-                 uint32_t* positions) {
-  const int64_t parts = (n + kBitmapItems - 1) / kBitmapItems;
-  const int64_t cycles = kDrawCycles * (k / parts + 1);
-  RunShards(parallel_for, parts, cycles, [&](int64_t first, int64_t last) {
-    const int64_t begin_item = first * kBitmapItems;
-    const int64_t end_item = std::min(last * kBitmapItems, n);
-    std::fill(positions + begin_item / 32, positions + (end_item + 31) / 32, 0u);
-    const int64_t begin = DrawnBefore(key, n, k, begin_item);
-    const int64_t end = DrawnBefore(key, n, k, end_item);
-    ForDrawnItems(key, n, k, begin, end, [positions](int64_t, int64_t item) {
-      positions[item / 32] |= uint32_t{1} << (item % 32);
-    });
-  });
+// Writes the positions of the kept items first .. first+count-1 to a block that was zeros before.
+void WritePositions(const int64_t* drawn, int64_t n, int64_t k, int64_t first, int64_t count,
+                    uint32_t* block) {
+  if (PositionsLayoutOf(n, k) == PositionsLayout::kBitmap) {
+    BitSetter bitmap(block);
+    for (int64_t i = 0; i < count; ++i) bitmap.Or(drawn[i], 1);
+  } else {
+    EliasFanoWriter writer(EliasFanoShapeOf(n, k), first, block);
+    for (int64_t i = 0; i < count; ++i) writer.Write(drawn[i]);
+  }
 }
 
 }  // namespace
@@ -143,11 +92,17 @@ void RandomKItems(const RandomKey& key, int64_t n, int64_t k, int64_t first, int
 Status RandomKPositions(const RandomKey& key, int64_t n, int64_t k, const ParallelFor& parallel_for,
                         uint32_t* positions) {
   if (Status status = Validate(n, k); !status.ok()) return status;
-  if (PositionsUseLocal(n, k)) {
-    WriteLocal(key, n, k, parallel_for, positions);
-  } else {
-    WriteBitmap(key, n, k, parallel_for, positions);
-  }
+  std::fill_n(positions, PositionsNumWords(n, k), 0u);
+  const int64_t tiles = (k + kTile - 1) / kTile;
+  RunShards(parallel_for, tiles, kDrawCycles * kTile, [&](int64_t begin, int64_t end) {
+    int64_t drawn[kTile];
+    for (int64_t tile = begin; tile < end; ++tile) {
+      const int64_t first = tile * kTile;
+      const int64_t count = std::min(kTile, k - first);
+      RandomKItems(key, n, k, first, count, drawn);
+      WritePositions(drawn, n, k, first, count, positions);
+    }
+  });
   return Status();
 }
 

@@ -24,12 +24,6 @@ GRADCOMP_HOST_DEVICE int64_t StratumBegin(int64_t j, int64_t n, int64_t k) {
   return static_cast<int64_t>(stratum * (items / size) + stratum * (items % size) / size);
 }
 
-// The stratum that holds `item`: the largest j with StratumBegin(j) <= item.
-GRADCOMP_HOST_DEVICE int64_t StratumOf(int64_t item, int64_t n, int64_t k) {
-  const uint64_t product = (static_cast<uint64_t>(item) + 1) * static_cast<uint64_t>(k);
-  return static_cast<int64_t>((product - 1) / static_cast<uint64_t>(n));
-}
-
 // One of `size` items, the one at floor(size * word / 2^32). With `word` uniform, every item has
 // probability 1 / size, up to 2^-32.
 GRADCOMP_HOST_DEVICE int64_t DrawnItem(uint32_t word, int64_t size) {

@@ -10,9 +10,7 @@
 //
 // Nothing that a block contains can make them access memory outside the arrays. Unlike the CPU
 // functions they cannot report a corrupt block without waiting for the device. It gives NaN
-// (0x7fc00000) instead, as a step with a non-finite gradient does:
-//   - in every item, if a block does not keep k items or has unused bits set;
-//   - in the items of a segment of 65,536, if its local indices are out of range or not ascending.
+// (0x7fc00000) in every item instead, as a step with a non-finite gradient does.
 
 #ifndef GRADCOMP_CUDA_POSITIONS_CUDA_H_
 #define GRADCOMP_CUDA_POSITIONS_CUDA_H_

@@ -6,6 +6,7 @@
 #include <limits>
 #include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "custom_ops/core/positions.h"
@@ -238,25 +239,28 @@ void TestCorruptCounted() {
   bad.pop_back();
   ExpectCountedRefused("bitmap one word too short", bad, 40, 5);
 
-  const int64_t n = 65536 + 100;
-  const std::vector<uint32_t> local = OracleCountedPositions({3, 65536}, n, 5);
-  CHECK(local.size() == 6);
-  for (uint32_t count : {0u, 1u, 3u, 5u, 6u, 0xffffffffu}) {
-    bad = local;
+  // Room for 4 of 200: 5 low bits, 7 buckets.
+  const std::vector<uint32_t> good = OracleCountedPositions({70, 199}, 200, 4);
+  CHECK((good == std::vector<uint32_t>{2, 6 | 7 << 5, 1u << 2 | 1u << 7}));
+  for (uint32_t count : {0u, 1u, 3u, 4u, 5u, 0xffffffffu}) {
+    bad = good;
     bad[0] = count;
-    ExpectCountedRefused("indices with another count", bad, n, 5);
+    ExpectCountedRefused("another count than upper bits", bad, 200, 4);
   }
-  for (size_t word : {4, 5}) {
-    for (int bit : {0, 15, 16, 31}) {
-      bad = local;
-      bad[word] |= 1u << bit;
-      ExpectCountedRefused("unused index", bad, n, 5);
-    }
+  for (int bit : {10, 19, 20, 31}) {
+    bad = good;
+    bad[1] |= 1u << bit;
+    ExpectCountedRefused("low bits without an item", bad, 200, 4);
   }
-  bad = local;
-  bad[0] = bad[1] = 6;
-  bad[2] = 0;
-  ExpectCountedRefused("indices beyond its capacity", bad, n, 5);
+  for (int bit : {8, 10, 31}) {
+    bad = good;
+    bad[2] ^= 1u << 7 | 1u << bit;
+    ExpectCountedRefused("a bucket that does not exist", bad, 200, 4);
+  }
+  bad = good;
+  bad[0] = 5;
+  bad[2] |= 1u << 3 | 1u << 5 | 1u << 6;
+  ExpectCountedRefused("upper bits beyond the capacity", bad, 200, 4);
 }
 
 void TestCorruptBitmaps() {
@@ -278,34 +282,75 @@ void TestCorruptBitmaps() {
   ExpectRefused("one word too few", bad, 40, 4);
 }
 
-void TestCorruptLocals() {
-  const int64_t n = 65536 + 100;
-  const std::vector<int64_t> kept = {3, 65535, 65536, 65536 + 50, 65536 + 99};
-  const std::vector<uint32_t> good = OraclePositions(kept, n);
-  CHECK(OracleUsesLocal(n, 5) && good.size() == 5);
-  const auto with_index = [&](int j, uint32_t index) {
-    std::vector<uint32_t> bad = good;
-    const int shift = j % 2 * 16;
-    bad[2 + j / 2] = (bad[2 + j / 2] & ~(0xffffu << shift)) | index << shift;
-    return bad;
+void TestCorruptEliasFano() {
+  // 5 low bits; the items are in the buckets 0, 2, 2 and 6, the last one, of 8 items.
+  const std::vector<uint32_t> good = OraclePositions({3, 70, 75, 199}, 200);
+  CHECK((good == std::vector<uint32_t>{0x3acc3, 0x219}));  // as in FORMAT.md
+  const auto with_lows = [](uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
+    return std::vector<uint32_t>{a | b << 5 | c << 10 | d << 15, 0x219};
   };
-  ExpectRefused("index beyond the last item", with_index(4, 100), n, 5);
-  ExpectRefused("index far beyond the last item", with_index(4, 65535), n, 5);
-  ExpectRefused("repeated index", with_index(3, 0), n, 5);
-  ExpectRefused("descending indices", with_index(0, 0xffff), n, 5);
-  ExpectRefused("padding not zero", with_index(5, 1), n, 5);
-  std::vector<uint32_t> bad = good;
-  bad[0] = 3;
-  ExpectRefused("counts add up to more", bad, n, 5);
-  bad[0] = 1;
-  ExpectRefused("counts add up to less", bad, n, 5);
-  bad[0] = 0xffffffffu;
-  bad[1] = 6;
-  ExpectRefused("counts add up only modulo 2^32", bad, n, 5);
-  bad = OraclePositions({0, 1, 65536, 65537}, 65538);
-  bad[0] = 0;
-  bad[1] = 4;
-  ExpectRefused("more items than the segment has", bad, 65538, 4);
+  CHECK(with_lows(3, 6, 11, 7) == good);
+  ExpectRefused("position n", with_lows(3, 6, 11, 8), 200, 4);
+  ExpectRefused("last position of the last bucket", with_lows(3, 6, 11, 31), 200, 4);
+  ExpectRefused("a position twice", with_lows(3, 6, 6, 7), 200, 4);
+  ExpectRefused("descending positions", with_lows(3, 11, 6, 7), 200, 4);
+  for (int bit : {20, 31}) {
+    ExpectRefused("padding of the low bits", {good[0] | 1u << bit, good[1]}, 200, 4);
+  }
+  ExpectRefused("an item too many", {good[0], good[1] | 1u << 5}, 200, 4);
+  ExpectRefused("an item too few", {good[0], good[1] ^ 1u << 3}, 200, 4);
+  ExpectRefused("no item", {good[0], 0}, 200, 4);
+  ExpectRefused("all upper bits set", {good[0], ~0u}, 200, 4);
+  for (int bit : {10, 11, 31}) {
+    ExpectRefused("a bucket that does not exist", {good[0], good[1] ^ (1u << 9 | 1u << bit)}, 200,
+                  4);
+  }
+  ExpectRefused("a word too many", {good[0], good[1], 0}, 200, 4);
+  ExpectRefused("a word too few", {good[0]}, 200, 4);
+  ExpectRefused("an item where none is kept", {1}, 200, 0);
+}
+
+// Whatever words come, they are refused or read in bounds, which the address sanitizer watches.
+void TestGarbage() {
+  CurrentCase() = "garbage";
+  std::mt19937 random(9);
+  for (const auto& [n, k] : {std::pair<int64_t, int64_t>{200, 4}, {5000, 700}, {300000, 9}}) {
+    const int64_t num_words = PositionsNumWords(n, k);
+    const int64_t low_words = EliasFanoShapeOf(n, k).low_words;
+    const std::vector<float> kept(static_cast<size_t>(k), 1.0f);
+    for (int round = 0; round < 100; ++round) {
+      // Random low bits, under upper bits that are right but for the last one in odd rounds.
+      std::vector<int64_t> items = RandomPositions(n, k, &random);
+      std::vector<uint32_t> words = OraclePositions(items, n);
+      for (int64_t i = 0; i < low_words; ++i) words[i] = random();
+      if (round % 2 != 0)
+        words[low_words + random() % (num_words - low_words)] ^= 1u << random() % 32;
+      Guarded<float> dense(n);
+      const bool sum_is_ok =
+          PositionsSum(words.data(), kept.data(), 1, num_words, n, 1, k, SerialFor, dense.data())
+              .ok();
+      CHECK(dense.Intact());
+      CHECK(!sum_is_ok || round % 2 == 0);
+    }
+  }
+}
+
+void TestLayouts() {
+  CurrentCase() = "layouts";
+  const auto is_bitmap = [](int64_t n, int64_t k) {
+    return PositionsLayoutOf(n, k) == PositionsLayout::kBitmap;
+  };
+  // A bitmap of 32 words. For k = 192, l = 2 and there are 12 + 14; for 205, 13 + 15, which saves
+  // an eighth but no more.
+  CHECK(PositionsNumWords(1024, 192) == 12 + 14 && !is_bitmap(1024, 192));
+  CHECK(PositionsNumWords(1024, 205) == 32 && is_bitmap(1024, 205));
+  CHECK(PositionsNumWords(1024, 0) == 1);
+  CHECK(PositionsNumWords(1024, 1024) == 32);
+  CHECK(PositionsNumWords(0, 0) == 0 && is_bitmap(0, 0));
+  // Low bits end at 31.
+  CHECK(EliasFanoShapeOf(int64_t{1} << 31, 1).low_bits == 31);
+  CHECK(EliasFanoShapeOf(int64_t{1} << 40, 1).low_bits == 31);
+  CHECK(PositionsNumWords(int64_t{1} << 40, 1) == 1 + (1 + 512 + 31) / 32);
 }
 
 void TestRefusedArguments() {
@@ -361,8 +406,10 @@ extern "C" const char* __asan_default_options() { return "allocator_may_return_n
 int main() {
   gradcomp::TestBlocks();
   gradcomp::TestCorruptBitmaps();
-  gradcomp::TestCorruptLocals();
+  gradcomp::TestCorruptEliasFano();
   gradcomp::TestCorruptCounted();
+  gradcomp::TestGarbage();
+  gradcomp::TestLayouts();
   gradcomp::TestRefusedArguments();
   gradcomp::TestHugeSizes();
   return gradcomp::FinishTest();

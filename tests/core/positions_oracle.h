@@ -9,24 +9,43 @@
 
 namespace gradcomp {
 
-inline bool OracleUsesLocal(int64_t n, int64_t k) {
-  return (n + 65535) / 65536 + (k + 1) / 2 < (n + 31) / 32;
+inline int OracleLowBits(int64_t n, int64_t k) {
+  int bits = 0;
+  while (bits < 31 && (int64_t{2} << bits) * (k > 0 ? k : 1) <= n) ++bits;
+  return bits;
+}
+
+inline int64_t OracleLowWords(int64_t n, int64_t k) { return (k * OracleLowBits(n, k) + 31) / 32; }
+
+inline int64_t OracleBuckets(int64_t n, int64_t k) {
+  const int64_t size = int64_t{1} << OracleLowBits(n, k);
+  return (n + size - 1) / size;
+}
+
+inline bool OracleUsesEliasFano(int64_t n, int64_t k) {
+  const int64_t words = OracleLowWords(n, k) + (k + OracleBuckets(n, k) + 31) / 32;
+  return 8 * words < 7 * ((n + 31) / 32);
 }
 
 // The block of some of n items with room for `capacity`; `kept` holds their positions in ascending
 // order.
 inline std::vector<uint32_t> OracleLayout(const std::vector<int64_t>& kept, int64_t n,
                                           int64_t capacity) {
-  const int64_t segments = (n + 65535) / 65536;
-  if (!OracleUsesLocal(n, capacity)) {
+  if (!OracleUsesEliasFano(n, capacity)) {
     std::vector<uint32_t> bitmap((n + 31) / 32);
     for (int64_t item : kept) bitmap[item / 32] |= 1u << (item % 32);
     return bitmap;
   }
-  std::vector<uint32_t> block(segments + (capacity + 1) / 2);
-  for (size_t j = 0; j < kept.size(); ++j) {
-    ++block[kept[j] / 65536];
-    block[segments + j / 2] |= static_cast<uint32_t>(kept[j] % 65536) << (j % 2 == 0 ? 0 : 16);
+  const int bits = OracleLowBits(n, capacity);
+  const int64_t low_words = OracleLowWords(n, capacity);
+  std::vector<uint32_t> block(low_words + (capacity + OracleBuckets(n, capacity) + 31) / 32);
+  for (int64_t j = 0; j < static_cast<int64_t>(kept.size()); ++j) {
+    for (int i = 0; i < bits; ++i) {
+      const int64_t bit = j * bits + i;
+      block[bit / 32] |= static_cast<uint32_t>(kept[j] >> i & 1) << (bit % 32);
+    }
+    const int64_t bit = (kept[j] >> bits) + j;
+    block[low_words + bit / 32] |= 1u << (bit % 32);
   }
   return block;
 }

@@ -134,7 +134,8 @@ void TestLargeBlocks() {
     }
   }
   CurrentCase() = "both layouts";
-  CHECK(PositionsUseLocal(131073, 131073 / 50) && !PositionsUseLocal(131073, 131073 * 3 / 20));
+  CHECK(PositionsLayoutOf(131073, 131073 * 3 / 20) == PositionsLayout::kEliasFano);
+  CHECK(PositionsLayoutOf(131073, 131073) == PositionsLayout::kBitmap);
   // More tiles than the threads of the scan.
   TestBlock(300001, 6000, 1, 2, kFinite, &random);
   TestBlock(300001, 45000, 1, 2, kFinite, &random);
@@ -162,7 +163,7 @@ void TestGatherOfWrongCount() {
 // Sums are rounded after every worker: another order, or a wider sum, gives other bits.
 void TestOrderOfSum() {
   CurrentCase() = "order of the sum";
-  for (int64_t n : {40, 4096}) {  // a bitmap, a local block
+  for (int64_t n : {8, 4096}) {  // a bitmap, an Elias-Fano block
     const std::vector<uint32_t> block = OraclePositions({7}, n);
     CHECK((static_cast<int64_t>(block.size()) == PositionsNumWords(n, 1)));
     std::vector<uint32_t> blocks;
@@ -222,50 +223,30 @@ void TestCorruptBitmaps() {
   ExpectNan("all bits set", good, bad, 40, 4, 0, 40);
 }
 
-void TestCorruptLocals() {
-  const int64_t n = 65536 + 1000;
-  const std::vector<uint32_t> good = OraclePositions({5, 9, 65535, 65536, 66535}, n);
-  // Words: the counts 3 and 2; the indices 5 and 9; 65535 and 0; 999 and nothing.
-  CurrentCase() = "layout of the local block";
-  if (!CHECK((good == std::vector<uint32_t>{3, 2, 5 | 9 << 16, 65535, 999}))) return;
-  std::vector<uint32_t> bad = good;
-  bad[0] = 2;
-  ExpectNan("counts that add up to less", good, bad, n, 5, 0, n);
-  bad = good;
-  bad[1] = 3;
-  ExpectNan("counts that add up to more", good, bad, n, 5, 0, n);
-  bad = good;
-  bad[0] = 0xfffffff0u;
-  ExpectNan("a huge count", good, bad, n, 5, 0, n);
-  bad = good;
-  bad[0] = 0xfffffff0u;
-  bad[1] = 21;  // adds up to 5 in 32 bits
-  ExpectNan("counts that wrap around", good, bad, n, 5, 0, n);
-  bad = good;
-  bad[0] = 65536;  // which the segment has, but the block does not
-  bad[1] = 5 - 65536u;
-  ExpectNan("counts that wrap around, one of them possible", good, bad, n, 5, 0, n);
-  const std::vector<uint32_t> even = OraclePositions({5, 9, 65535, 65536}, n);
-  bad = even;
-  bad[0] = 5;
-  bad[1] = 4 - 5u;
-  ExpectNan("counts that wrap around, one of them too large by 1", even, bad, n, 4, 0, n);
-  bad = good;
-  bad[0] = 5;
-  bad[1] = 0;
-  ExpectNan("counts that move indices to another segment", good, bad, n, 5, 0, 65536);
-  bad = good;
-  bad[4] |= 1u << 16;
-  ExpectNan("padding that is not zero", good, bad, n, 5, 0, n);
-  bad = good;
-  bad[4] = 1000;
-  ExpectNan("an index beyond the last item", good, bad, n, 5, 65536, n);
-  bad = good;
-  bad[2] = 9 | 9u << 16;
-  ExpectNan("an index twice", good, bad, n, 5, 0, 65536);
-  bad = good;
-  bad[2] = 9 | 5u << 16;
-  ExpectNan("indices that descend", good, bad, n, 5, 0, 65536);
+void TestCorruptEliasFano() {
+  const int64_t n = 200;
+  const std::vector<uint32_t> good = OraclePositions({3, 70, 75, 199}, n);
+  // 5 low bits each; the buckets 0, 2, 2 and 6 of 0..6, the last one of 8 items.
+  CurrentCase() = "layout of the Elias-Fano block";
+  if (!CHECK((good == std::vector<uint32_t>{0x3acc3, 0x219}))) return;
+  const auto expect_nan = [&](const char* what, uint32_t lows, uint32_t upper) {
+    ExpectNan(what, good, {lows, upper}, n, 4, 0, n);
+  };
+  const auto lows = [](uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
+    return a | b << 5 | c << 10 | d << 15;
+  };
+  expect_nan("position n", lows(3, 6, 11, 8), good[1]);
+  expect_nan("the last position of the last bucket", lows(3, 6, 11, 31), good[1]);
+  expect_nan("a position twice", lows(3, 6, 6, 7), good[1]);
+  expect_nan("descending positions", lows(3, 11, 6, 7), good[1]);
+  expect_nan("padding of the low bits", good[0] | 1u << 20, good[1]);
+  expect_nan("an item too many", good[0], good[1] | 1u << 5);
+  expect_nan("an item too few", good[0], good[1] ^ 1u << 3);
+  expect_nan("all upper bits set", good[0], ~0u);
+  expect_nan("no upper bit set", good[0], 0);
+  for (int bit : {10, 11, 31}) {
+    expect_nan("a bucket that does not exist", good[0], good[1] ^ (1u << 9 | 1u << bit));
+  }
 }
 
 // Nothing that a block can contain leads outside the arrays, which the address sanitizer watches.
@@ -328,7 +309,7 @@ int main() {
   gradcomp::TestGatherOfWrongCount();
   gradcomp::TestOrderOfSum();
   gradcomp::TestCorruptBitmaps();
-  gradcomp::TestCorruptLocals();
+  gradcomp::TestCorruptEliasFano();
   gradcomp::TestGarbage();
   gradcomp::TestRefused();
   return gradcomp::FinishTest();

@@ -41,9 +41,12 @@ def fft_payload_bytes(num_elements, density, bits, chunk=4096):
     items = math.ceil(num_elements / chunk) * (chunk // 2 + 1)
     kept = math.ceil(density * items)
     bitmap_words = math.ceil(items / 32)
-    local_words = math.ceil(items / 65536) + math.ceil(kept / 2)
+    low_bits = math.floor(math.log2(items / kept))
+    low_words = math.ceil(kept * low_bits / 32)
+    elias_fano_words = low_words + math.ceil((kept + math.ceil(items / 2**low_bits)) / 32)
+    is_shorter = elias_fano_words < 7 / 8 * bitmap_words
     code_words = 3 + math.ceil(2 * kept * bits / 32)
-    return 4 * (min(bitmap_words, local_words) + code_words)
+    return 4 * ((elias_fano_words if is_shorter else bitmap_words) + code_words)
 
 
 def write_idx(path, array):

@@ -183,7 +183,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   gradcomp::Sizes sizes;
   sizes.n = input.OneIn(32) ? input.Number(0, 140000) : input.Size();
   sizes.components = 1 + (input.OneIn(2) ? 1 : 0);
-  // Few items have the layout of indices, many the bitmap.
+  // Few items have the Elias-Fano layout, many the bitmap.
   sizes.k = input.Number(0, input.OneIn(2) ? sizes.n : sizes.n / 16);
   sizes.counted = input.OneIn(2);
   gradcomp::ReadBlocks(sizes, &input);

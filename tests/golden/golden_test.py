@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Oracles and native ops against the golden vectors of wire format version 1.
+"""Oracles and native ops against the golden vectors of wire format version 2.
 
 The lists below are the inventory: a missing file fails, and so does one that is not listed.
 """
@@ -26,8 +26,8 @@ NAMES = {
         "denormal",
         "non_finite",
         "bitmap_partial_word",
-        "local_odd_count",
-        "local_segments",
+        "elias_fano_odd_count",
+        "elias_fano_far_apart",
         "complex",
         "complex_huge_and_denormal",
         "complex_non_finite",
@@ -58,13 +58,14 @@ NAMES = {
         "bitmap_one_too_few",
         "bitmap_beyond_n",
         "bitmap_too_short",
-        "local_counts_too_large",
-        "local_counts_wrap",
-        "local_beyond_n",
-        "local_not_ascending",
-        "local_twice",
-        "local_last_half",
-        "local_too_long",
+        "elias_fano_one_too_many",
+        "elias_fano_one_too_few",
+        "elias_fano_beyond_n",
+        "elias_fano_beyond_buckets",
+        "elias_fano_not_ascending",
+        "elias_fano_twice",
+        "elias_fano_padding",
+        "elias_fano_too_long",
         "range_float_other_num_bits",
         "range_float_other_mantissa_bits",
         "range_float_reserved_bit",

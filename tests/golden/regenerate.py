@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Writes the golden vectors from the NumPy oracles, never from the native ops.
 
-Run `python tests/golden/regenerate.py`. The files freeze format version 1: a change in them is a
+Run `python tests/golden/regenerate.py`. The files freeze format version 2: a change in them is a
 change of the wire format, so FORMAT.md, its version and the CHANGELOG change with it.
 """
 
@@ -100,10 +100,10 @@ def top_k_vectors(rng: np.random.Generator) -> None:
     write_top_k("denormal", sample("denormal", 40, rng), 9)
     write_top_k("non_finite", sample("inf_and_nan", 40, rng), 4)
     write_top_k("bitmap_partial_word", sample("gauss", 65, rng), 30)
-    write_top_k("local_odd_count", sparse(1000, {0: 1, 500: -2, 501: 3, 998: 4, 999: -5}), 5)
-    # Segments 0 and 3 hold items, 1 none, 2 only its ends; -0.0 and zeros fill up to the count.
+    write_top_k("elias_fano_odd_count", sparse(1000, {0: 1, 500: -2, 501: 3, 998: 4, 999: -5}), 5)
+    # Buckets of 32,768 items, of which two hold two; -0.0 and zeros fill up to the count.
     items = {65535: 1, 131072: 1e-45, 196607: -1, 196608: 2, 200000: -0.0}
-    write_top_k("local_segments", sparse(200001, items), 6)
+    write_top_k("elias_fano_far_apart", sparse(200001, items), 6)
     write_top_k("complex", sample("gauss", (33, 2), rng), 5)
     write_top_k(
         "complex_huge_and_denormal",
@@ -150,19 +150,21 @@ def bad_vectors() -> None:
     write_bad("bitmap_beyond_n", "bit n set", "positions", [0x7FFFF, 0, 0, 1 << 4], **bitmap)
     write_bad("bitmap_too_short", "3 words, not 4", "positions", [0xFFFFF, 0, 0], **bitmap)
 
-    local = {"size": 70000, "count": 5}
-    right = [3, 2, 3 | 9 << 16, 65535, 4463]
+    # Positions 3, 70, 75 and 199: 5 low bits, 7 buckets.
+    elias_fano = {"size": 200, "count": 4}
+    lows, upper = 3 | 6 << 5 | 11 << 10 | 7 << 15, 1 | 1 << 3 | 1 << 4 | 1 << 9
     variants = {
-        "local_counts_too_large": ("counts add up to 6", [3, 3, *right[2:]]),
-        "local_counts_wrap": ("counts add up to 2^32 + 5", [0xFFFFFFFF, 6, *right[2:]]),
-        "local_beyond_n": ("position 70,000", [*right[:4], 4464]),
-        "local_not_ascending": ("9 before 3", [3, 2, 9 | 3 << 16, *right[3:]]),
-        "local_twice": ("position 9 twice", [3, 2, 9 | 9 << 16, *right[3:]]),
-        "local_last_half": ("odd k, last high half not 0", [*right[:4], 4463 | 1 << 16]),
-        "local_too_long": ("6 words, not 5", [*right, 0]),
+        "elias_fano_one_too_many": ("5 upper bits set", [lows, upper | 1 << 5]),
+        "elias_fano_one_too_few": ("3 upper bits set", [lows, upper ^ 1 << 3]),
+        "elias_fano_beyond_n": ("position 200", [lows + (1 << 15), upper]),
+        "elias_fano_beyond_buckets": ("bucket 7 of 0..6", [lows, upper ^ 1 << 9 | 1 << 10]),
+        "elias_fano_not_ascending": ("75 before 70", [3 | 11 << 5 | 6 << 10 | 7 << 15, upper]),
+        "elias_fano_twice": ("position 70 twice", [3 | 6 << 5 | 6 << 10 | 7 << 15, upper]),
+        "elias_fano_padding": ("a low bit after the last", [lows | 1 << 20, upper]),
+        "elias_fano_too_long": ("3 words, not 2", [lows, upper, 0]),
     }
     for name, (reason, words) in variants.items():
-        write_bad(name, reason, "positions", words, **local)
+        write_bad(name, reason, "positions", words, **elias_fano)
 
     plan = {"count": 3, "num_bits": 8, "mantissa_bits": 4}
     bounds = [0xBF800000, 0x3F800000]

@@ -61,8 +61,8 @@ def random_k_vectors() -> None:
     write_random_k("all_items", 33, 33)
     write_random_k("one_of_many", 1 << 20, 1)
     write_random_k("bitmap_unequal_strata", 100, 37)
-    write_random_k("local_odd_count", 1000, 5)
-    write_random_k("local_segments", 200_001, 11)
+    write_random_k("elias_fano_odd_count", 1000, 5)
+    write_random_k("elias_fano_far_apart", 200_001, 11)
     write_random_k("other_keys", 1_000_000, 3, key=(2**31 - 1, -(2**31), -1, 0))
 
 
@@ -76,8 +76,8 @@ def threshold_vectors(rng: np.random.Generator) -> None:
     write_threshold("infinite_threshold", sample("inf", 40, rng), np.inf, 4)
     items = np.zeros(200_001, np.float32)
     items[[65535, 65536, 131072, 200_000]] = [1, -2, 0.5, 3]
-    write_threshold("local_even_count", items, 0.5, 7)
-    write_threshold("local_odd_count", items, 0.75, 7)
+    write_threshold("elias_fano_even_count", items, 0.5, 7)
+    write_threshold("elias_fano_odd_count", items, 0.75, 7)
     write_threshold("complex", sample("gauss", (33, 2), rng), 1.0, 20)
     write_threshold("complex_rows_even", sample("ties", (30, 2), rng), 2.0, 12, row_length=8)
     write_threshold("complex_rows_odd", sample("ties", (30, 2), rng), 2.0, 25, row_length=9)
@@ -89,13 +89,19 @@ def bad_vectors() -> None:
     write_bad("bitmap_counts_less", "counts 2, holds 3", 40, 5, [2, *bitmap[1:]])
     write_bad("bitmap_over_capacity", "6 of 5", 40, 5, [6, 0x3F, 0])
     write_bad("bitmap_without_count", "2 words, not 3", 40, 5, bitmap[1:])
-    local = [2, 1, 1, 3, 0, 0]  # items 3 and 65,536 of 70,000, room for 5
-    write_bad("local_counts_more", "counts 3, holds 2", 70_000, 5, [3, *local[1:]])
-    write_bad("local_counts_wrap", "counts 2^32 - 1", 70_000, 5, [0xFFFFFFFF, *local[1:]])
-    write_bad("local_over_capacity", "6 of 5", 70_000, 5, [6, 6, 0, 1 << 16, 3 << 16 | 2, 4])
-    write_bad("local_unused_index", "index 2 is 9", 70_000, 5, [2, 1, 1, 3, 9, 0])
-    write_bad("local_unused_half", "odd half is 9", 70_000, 5, [1, 1, 0, 9 << 16 | 3, 0, 0])
-    write_bad("local_last_half", "the half after the capacity", 70_000, 5, [*local[:5], 1 << 16])
+    # Items 70 and 199 of 200, room for 4: 5 low bits, 7 buckets.
+    elias_fano = [2, 6 | 7 << 5, 1 << 2 | 1 << 7]
+    bad = {
+        "counts_more": ("counts 3, holds 2", [3, *elias_fano[1:]]),
+        "counts_less": ("counts 1, holds 2", [1, *elias_fano[1:]]),
+        "count_of_ones": ("counts 2^32 - 1", [0xFFFFFFFF, *elias_fano[1:]]),
+        "over_capacity": ("5 of 4", [5, 0, 0x1F]),
+        "unused_low_bit": ("bit 0 of low bits without an item", [2, elias_fano[1] | 1 << 10, 0x84]),
+        "padding": ("the low bit after the capacity", [2, elias_fano[1] | 1 << 20, 0x84]),
+        "beyond_buckets": ("bucket 7 of 0..6", [*elias_fano[:2], 1 << 2 | 1 << 8]),
+    }
+    for name, (reason, words) in bad.items():
+        write_bad(f"elias_fano_{name}", reason, 200, 4, words)
 
 
 def main() -> None:

@@ -17,14 +17,15 @@ from tf_gradcomp.ops import positions, random_k, threshold
 
 NAMES = {
     "random_k": ["worked_example", "one_item", "all_items", "one_of_many", "bitmap_unequal_strata"]
-    + ["local_odd_count", "local_segments", "other_keys"],
+    + ["elias_fano_odd_count", "elias_fano_far_apart", "other_keys"],
     "threshold": ["worked_example", "nothing", "exactly_full", "too_many", "denormal", "non_finite"]
-    + ["infinite_threshold", "local_even_count", "local_odd_count", "complex"]
+    + ["infinite_threshold", "elias_fano_even_count", "elias_fano_odd_count", "complex"]
     + ["complex_rows_even", "complex_rows_odd"],
 }
 BAD = ["bitmap_counts_more", "bitmap_counts_less", "bitmap_over_capacity", "bitmap_without_count"]
-BAD += ["local_counts_more", "local_counts_wrap", "local_over_capacity", "local_unused_index"]
-BAD += ["local_unused_half", "local_last_half"]
+BAD += ["elias_fano_counts_more", "elias_fano_counts_less", "elias_fano_count_of_ones"]
+BAD += ["elias_fano_over_capacity", "elias_fano_unused_low_bit", "elias_fano_padding"]
+BAD += ["elias_fano_beyond_buckets"]
 
 
 def uint32(tensor: tf.Tensor) -> np.ndarray:

@@ -119,7 +119,7 @@ def test_sum_starts_from_plus_zero():
     assert not np.signbit(total.numpy()).any()
 
 
-def test_all_items_in_one_segment(rng):
+def test_all_items_in_few_buckets(rng):
     n = 4 * 65536
     for first in (0, 65536, 3 * 65536 - 50, n - 100):
         block = positions_reference.encode(np.arange(first, first + 100), n)
@@ -193,7 +193,7 @@ def test_gather_moves_bits(kind, n, k, components, rng):
 
 
 BITMAP = (100, 20)  # n, k
-LOCAL = (70000, 5)  # segments of 65,536 and 4,464 items
+ELIAS_FANO = (200, 4)  # 5 low bits, buckets 0..6, the last one of 8 items
 
 
 def corrupt_blocks():
@@ -210,19 +210,20 @@ def corrupt_blocks():
     words[3] = 1 << 31
     yield "bitmap, last padding bit set", n, k, words
 
-    n, k = LOCAL
-    right = positions_reference.encode(np.array([3, 9, 65535, 65536, 69999]), n)
-    assert right.tolist() == [3, 2, 3 | 9 << 16, 65535, 4463]
+    n, k = ELIAS_FANO
+    lows, upper = positions_reference.encode(np.array([3, 70, 75, 199]), n).tolist()
+    assert (lows, upper) == (3 | 6 << 5 | 11 << 10 | 7 << 15, 1 | 1 << 3 | 1 << 4 | 1 << 9)
     for name, words in {
-        "local, counts too large": [3, 3, 3 | 9 << 16, 65535, 4463],
-        "local, counts too small": [3, 1, 3 | 9 << 16, 65535, 4463],
-        "local, counts wrap around to k": [0xFFFFFFFF, 6, 3 | 9 << 16, 65535, 4463],
-        "local, one count above k": [0x80000005, 0x80000000, 3 | 9 << 16, 65535, 4463],
-        "local, index beyond the last segment": [3, 2, 3 | 9 << 16, 65535, 4464],
-        "local, not ascending": [3, 2, 9 | 3 << 16, 65535, 4463],
-        "local, an index twice": [3, 2, 9 | 9 << 16, 65535, 4463],
-        "local, twice in the last segment": [3, 2, 3 | 9 << 16, 65535 | 4463 << 16, 4463],
-        "local, last half not 0": [3, 2, 3 | 9 << 16, 65535, 4463 | 1 << 16],
+        "elias-fano, a bit too many": [lows, upper | 1 << 5],
+        "elias-fano, a bit too few": [lows, upper ^ 1 << 3],
+        "elias-fano, all upper bits": [lows, 0xFFFFFFFF],
+        "elias-fano, position n": [lows + (1 << 15), upper],
+        "elias-fano, end of the last bucket": [lows | 31 << 15, upper],
+        "elias-fano, not ascending": [3 | 11 << 5 | 6 << 10 | 7 << 15, upper],
+        "elias-fano, a position twice": [3 | 6 << 5 | 6 << 10 | 7 << 15, upper],
+        "elias-fano, bucket 7": [lows, upper ^ 1 << 9 | 1 << 10],
+        "elias-fano, last upper bit": [lows, upper ^ 1 << 9 | 1 << 31],
+        "elias-fano, padding of the low bits": [lows | 1 << 31, upper],
     }.items():
         yield name, n, k, np.array(words, "<u4")
 
@@ -261,18 +262,19 @@ def corrupt_counted_blocks():
     yield "bitmap, above its capacity", n, k, full + np.array([1, 1 << 25, 0, 0, 0], "<u4")
     yield "bitmap, count of all ones", n, k, full | np.array([0xFFFFFFFF, 0, 0, 0, 0], "<u4")
 
-    n, k = LOCAL
-    right = positions_reference.encode(np.array([3, 9]), n, k)
-    assert right.tolist() == [2, 2, 0, 3 | 9 << 16, 0, 0]
+    n, k = ELIAS_FANO
+    right = positions_reference.encode(np.array([70, 199]), n, k).tolist()
+    assert right == [2, 6 | 7 << 5, 1 << 2 | 1 << 7]
+    _, lows, upper = right
     for name, words in {
-        "local, counts one more": [3, 2, 0, 3 | 9 << 16, 0, 0],
-        "local, counts one less": [1, 2, 0, 3 | 9 << 16, 0, 0],
-        "local, above its capacity": [6, 3, 3, 3 | 9 << 16, 10 | 0 << 16, 1 | 2 << 16],
-        "local, count of all ones": [0xFFFFFFFF, 2, 0, 3 | 9 << 16, 0, 0],
-        "local, first unused index set": [2, 2, 0, 3 | 9 << 16, 10, 0],
-        "local, unused half of a used word set": [1, 1, 0, 3 | 9 << 16, 0, 0],
-        "local, last index set": [2, 2, 0, 3 | 9 << 16, 0, 1],
-        "local, padding set": [2, 2, 0, 3 | 9 << 16, 0, 1 << 16],
+        "elias-fano, counts one more": [3, lows, upper],
+        "elias-fano, counts one less": [1, lows, upper],
+        "elias-fano, above its capacity": [5, lows, 0x1F],
+        "elias-fano, count of all ones": [0xFFFFFFFF, lows, upper],
+        "elias-fano, first unused low bit": [2, lows | 1 << 10, upper],
+        "elias-fano, last unused low bit": [2, lows | 1 << 19, upper],
+        "elias-fano, padding": [2, lows | 1 << 20, upper],
+        "elias-fano, bucket 7": [2, lows, upper ^ 1 << 7 | 1 << 8],
     }.items():
         yield name, n, k, np.array(words, "<u4")
 
@@ -296,10 +298,10 @@ def test_corrupt_counted_blocks_are_refused(name, n, k, words):
 
 def test_random_words_never_pass_or_crash(rng):
     n, k = 300000, 1000
-    p = positions_reference.num_words(n, k)
     for _ in range(200):
-        words = rng.integers(0, 2**32, p, np.uint32)
-        words[: positions_reference.num_segments(n)] = 200  # counts that add up to k
+        words = positions_reference.encode(np.sort(rng.choice(n, k, replace=False)), n)
+        low_words, _ = positions_reference.elias_fano_words(n, k)
+        words[:low_words] = rng.integers(0, 2**32, low_words, np.uint32)  # upper bits are right
         with pytest.raises(tf.errors.InvalidArgumentError, match="positions block of worker 0"):
             positions.positions_sum(words[None].view(np.int32), np.ones((1, k), np.float32), n)
 

@@ -3,20 +3,43 @@
 
 import numpy as np
 
-SEGMENT = 65536
+
+def low_bits(n: int, k: int) -> int:
+    """l, by counting up."""
+    bits = 0
+    while bits < 31 and 2 ** (bits + 1) * max(k, 1) <= n:
+        bits += 1
+    return bits
 
 
-def num_segments(n: int) -> int:
-    return -(-n // SEGMENT)
+def num_buckets(n: int, k: int) -> int:
+    return -(-n // 2 ** low_bits(n, k))
 
 
-def is_local(n: int, k: int) -> bool:
-    """True for the local layout, False for the bitmap."""
-    return num_segments(n) + -(-k // 2) < -(-n // 32)
+def elias_fano_words(n: int, k: int) -> tuple[int, int]:
+    """Words of the low and of the upper bits."""
+    return -(-k * low_bits(n, k) // 32), -(-(k + num_buckets(n, k)) // 32)
+
+
+def is_elias_fano(n: int, k: int) -> bool:
+    """True for the Elias-Fano layout, False for the bitmap."""
+    return 8 * sum(elias_fano_words(n, k)) < 7 * -(-n // 32)
 
 
 def num_words(n: int, k: int) -> int:
-    return num_segments(n) + -(-k // 2) if is_local(n, k) else -(-n // 32)
+    return sum(elias_fano_words(n, k)) if is_elias_fano(n, k) else -(-n // 32)
+
+
+def to_words(bits: np.ndarray, size: int) -> np.ndarray:
+    """Numbers of the bits that are set -> uint32 [size]."""
+    stream = np.zeros(size * 32, np.uint8)
+    stream[bits] = 1
+    return np.packbits(stream, bitorder="little").view("<u4")
+
+
+def from_words(words: np.ndarray) -> np.ndarray:
+    """uint32 [size] -> uint8 [32 * size], its bits."""
+    return np.unpackbits(np.ascontiguousarray(words).view(np.uint8), bitorder="little")
 
 
 def encode(positions: np.ndarray, n: int, capacity: int | None = None) -> np.ndarray:
@@ -26,15 +49,14 @@ def encode(positions: np.ndarray, n: int, capacity: int | None = None) -> np.nda
     """
     positions = np.asarray(positions, np.int64)
     k = positions.size if capacity is None else capacity
-    if is_local(n, k):
-        counts = np.bincount(positions // SEGMENT, minlength=num_segments(n)).astype("<u4")
-        halves = np.zeros(-(-k // 2) * 2, "<u2")
-        halves[: positions.size] = positions % SEGMENT
-        block = np.concatenate([counts, halves.view("<u4")])
+    if is_elias_fano(n, k):
+        bits, (low_words, upper_words) = low_bits(n, k), elias_fano_words(n, k)
+        j = np.arange(positions.size)
+        item, bit = np.nonzero(positions[:, None] >> np.arange(bits) & 1)
+        lows = to_words(item * bits + bit, low_words)
+        block = np.concatenate([lows, to_words((positions >> bits) + j, upper_words)])
     else:
-        bits = np.zeros(-(-n // 32) * 32, np.uint8)
-        bits[positions] = 1
-        block = np.packbits(bits, bitorder="little").view("<u4")
+        block = to_words(positions, -(-n // 32))
     return block if capacity is None else np.concatenate([[np.uint32(positions.size)], block])
 
 
@@ -52,20 +74,20 @@ def decode(words: np.ndarray, n: int, k: int, counted: bool = False) -> np.ndarr
         words = words[1:]
     if words.shape != (num_words(n, capacity),):
         raise ValueError(f"{words.size} words, expected {num_words(n, capacity)}")
-    if is_local(n, capacity):
-        counts, halves = (
-            words[: num_segments(n)].astype(np.int64),
-            words[num_segments(n) :].view("<u2"),
-        )
-        if counts.sum() != k:
-            raise ValueError(f"segment counts add up to {counts.sum()}, expected {k}")
-        if halves[k:].any():
-            raise ValueError("the 16 bits of an unused index are not 0")
-        # Segments come from the counts: positions ascend over the block exactly if they do within
-        # each segment, and only the last segment, if shorter, can be overrun.
-        positions = np.repeat(np.arange(counts.size) * SEGMENT, counts) + halves[:k]
+    if is_elias_fano(n, capacity):
+        bits, (low_words, _) = low_bits(n, capacity), elias_fano_words(n, capacity)
+        lows, upper = from_words(words[:low_words]), np.flatnonzero(from_words(words[low_words:]))
+        if upper.size != k:
+            raise ValueError(f"{upper.size} upper bits are set, expected {k}")
+        if lows[k * bits :].any():
+            raise ValueError("low bits of an unused position are not 0")
+        buckets = upper - np.arange(k)
+        if k and buckets[-1] >= num_buckets(n, capacity):
+            raise ValueError(f"bucket {buckets[-1]} does not exist")
+        low = lows[: k * bits].reshape(k, bits) @ (1 << np.arange(bits))
+        positions = (buckets << bits) + low
     else:
-        positions = np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little"))
+        positions = np.flatnonzero(from_words(words))
         if positions.size != k:
             raise ValueError(f"{positions.size} bits are set, expected {k}")
     if (np.diff(positions) <= 0).any():

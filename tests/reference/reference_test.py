@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The oracles against definitions: loops over Python integers, and the example in FORMAT.md."""
 
+import math
 import struct
 from fractions import Fraction
 
@@ -81,24 +82,22 @@ def test_complex_keys_span_binary32_and_keep_20_fraction_bits():
 
 
 def positions_words(positions: list[int], n: int) -> list[int]:
-    k, segments = len(positions), (n + 65535) // 65536
-    local = segments + (k + 1) // 2
-    bitmap = (n + 31) // 32
-    if local < bitmap:
-        words = [sum(1 for i in positions if i // 65536 == segment) for segment in range(segments)]
-        for first in range(0, k, 2):
-            low = positions[first] % 65536
-            high = positions[first + 1] % 65536 if first + 1 < k else 0
-            words.append(low | high << 16)
-        return words
-    words = [0] * bitmap
-    for i in positions:
-        words[i // 32] |= 1 << (i % 32)
-    return words
+    k = len(positions)
+    low_bits = int(math.log2(n / k))
+    upper = sum(1 << ((p >> low_bits) + j) for j, p in enumerate(positions))
+    lows = sum((p % 2**low_bits) << (j * low_bits) for j, p in enumerate(positions))
+    low_words = (k * low_bits + 31) // 32
+    upper_words = (k + math.ceil(n / 2**low_bits) + 31) // 32
+    bitmap_words = (n + 31) // 32
+    if (low_words + upper_words) / bitmap_words < 7 / 8:
+        streams = [(lows, low_words), (upper, upper_words)]
+    else:
+        streams = [(sum(1 << p for p in positions), bitmap_words)]
+    return [stream >> 32 * i & 0xFFFFFFFF for stream, size in streams for i in range(size)]
 
 
-@pytest.mark.parametrize("n", [1, 2, 31, 32, 33, 64, 65, 1000, 65536, 65537, 131072, 200001])
-@pytest.mark.parametrize("share", [0.0, 0.01, 0.05, 0.06, 0.07, 0.5, 1.0])
+@pytest.mark.parametrize("n", [1, 2, 31, 32, 33, 64, 65, 1000, 4096, 20001])
+@pytest.mark.parametrize("share", [0.0, 0.01, 0.05, 0.15, 0.2, 0.25, 0.5, 1.0])
 def test_positions_words_and_their_inverse(n, share, rng):
     k = max(1, int(n * share))
     positions = np.sort(rng.choice(n, k, replace=False))
@@ -108,17 +107,22 @@ def test_positions_words_and_their_inverse(n, share, rng):
     np.testing.assert_array_equal(positions_reference.decode(words, n, k), positions)
 
 
-def test_positions_layout_changes_where_local_stops_being_shorter():
-    # n = 65,536: one segment, 2,048 bitmap words; 1 + ceil(k / 2) < 2048 up to k = 4,092.
-    assert positions_reference.is_local(65536, 4092)
-    assert not positions_reference.is_local(65536, 4093)
-    assert not positions_reference.is_local(64, 1)  # 2 words either way: the bitmap
-    assert positions_reference.is_local(65, 1)
+def test_positions_layout_changes_where_elias_fano_saves_no_more_than_an_eighth():
+    assert positions_reference.num_words(1024, 192) == 12 + 14
+    assert positions_reference.num_words(1024, 205) == 32  # 13 + 15 would be 7/8 of it
+    assert positions_reference.num_words(1024, 0) == 1
+    assert positions_reference.num_words(0, 0) == 0
 
 
-def test_positions_empty_segments_and_odd_count():
-    words = positions_reference.encode(np.array([65535, 131072, 131075]), 200000)
-    assert words.tolist() == [1, 0, 2, 0, 0x0000FFFF, 0x00000003]
+def test_positions_low_bits_end_at_31():
+    assert positions_reference.low_bits(2**31 - 1, 1) == 30
+    assert positions_reference.low_bits(2**40, 1) == 31
+    assert positions_reference.num_buckets(2**40, 1) == 512
+
+
+def test_positions_of_the_worked_example():
+    words = positions_reference.encode(np.array([3, 70, 75, 199]), 200)
+    assert words.tolist() == [0x3ACC3, 0x219]
 
 
 def test_positions_sum_starts_at_plus_zero_and_follows_worker_order():

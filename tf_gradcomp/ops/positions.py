@@ -13,9 +13,6 @@ import tensorflow as tf
 
 from tf_gradcomp.ops import loader
 
-SEGMENT_ITEMS = 65536
-"""Items that share one count in the local layout."""
-
 tf.no_gradient("Gradcomp>PositionsSum")
 tf.no_gradient("Gradcomp>PositionsReplace")
 tf.no_gradient("Gradcomp>PositionsGather")
@@ -30,8 +27,12 @@ def num_words(size: int, count: int, counted: bool = False) -> int:
     if not 0 <= count <= size:
         raise ValueError(f"need 0 <= count <= size, got count={count}, size={size}")
     bitmap_words = (size + 31) // 32
-    local_words = (size + SEGMENT_ITEMS - 1) // SEGMENT_ITEMS + (count + 1) // 2
-    return int(counted) + min(local_words, bitmap_words)
+    # Elias-Fano: the low bits of every position, and a bitmap of the gaps between the others.
+    low_bits = min(31, max(0, (size // max(count, 1)).bit_length() - 1))
+    buckets = (size + (1 << low_bits) - 1) >> low_bits
+    elias_fano_words = (count * low_bits + 31) // 32 + (count + buckets + 31) // 32
+    is_shorter = 8 * elias_fano_words < 7 * bitmap_words
+    return int(counted) + (elias_fano_words if is_shorter else bitmap_words)
 
 
 def positions_sum(
