@@ -39,6 +39,7 @@ struct EliasFanoShape {
 };
 
 inline EliasFanoShape EliasFanoShapeOf(int64_t n, int64_t k) {
+  if (k < 0) k = 0;  // of an argument that will be refused
   EliasFanoShape shape;
   shape.low_bits = 0;  // floor(log2(n / k))
   const int64_t items_per_kept = n / (k > 0 ? k : 1);
