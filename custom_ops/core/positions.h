@@ -53,9 +53,9 @@ inline EliasFanoShape EliasFanoShapeOf(int64_t n, int64_t k) {
 enum class PositionsLayout { kBitmap, kEliasFano };
 
 // The layout of the block of k of n items: Elias-Fano, which takes longer to read, if that saves
-// more than an eighth of the bitmap.
+// more than a third of the bitmap.
 inline PositionsLayout PositionsLayoutOf(int64_t n, int64_t k) {
-  return 8 * EliasFanoShapeOf(n, k).num_words() < 7 * PositionsBitmapWords(n)
+  return 3 * EliasFanoShapeOf(n, k).num_words() < 2 * PositionsBitmapWords(n)
              ? PositionsLayout::kEliasFano
              : PositionsLayout::kBitmap;
 }

@@ -98,9 +98,9 @@ def test_wire_bits(report):
     _, results = report
     bits = {result["codec"]: result["wire_bits_per_element"] for result in results}
     # By FORMAT.md: 2 rows of 2,049 bins, of which ceil(0.15 * 4098) = 615 are kept. Positions:
-    # 2 low bits each, ceil(1230 / 32) = 39 words, and 615 + 1025 upper bits, 52 words. Range float:
-    # 3 words and ceil(1230 * 10 / 32) = 385.
-    assert bits[FFT] == 32 * (39 + 52 + 3 + 385) / (2 * LENGTH)
+    # bitmap of ceil(4098 / 32) = 129 words, of which Elias-Fano would save less than a third. Range
+    # float: 3 words and ceil(1230 * 10 / 32) = 385.
+    assert bits[FFT] == 32 * (129 + 3 + 385) / (2 * LENGTH)
     assert bits["identity"] == 32
     # A scale, 615 indices, 615 pairs of float16.
     assert bits["python-baseline"] == 32 * (1 + 615 + 615) / (2 * LENGTH)

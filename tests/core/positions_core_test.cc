@@ -340,10 +340,10 @@ void TestLayouts() {
   const auto is_bitmap = [](int64_t n, int64_t k) {
     return PositionsLayoutOf(n, k) == PositionsLayout::kBitmap;
   };
-  // A bitmap of 32 words. For k = 192, l = 2 and there are 12 + 14; for 205, 13 + 15, which saves
-  // an eighth but no more.
-  CHECK(PositionsNumWords(1024, 192) == 12 + 14 && !is_bitmap(1024, 192));
-  CHECK(PositionsNumWords(1024, 205) == 32 && is_bitmap(1024, 205));
+  // A bitmap of 32 words. For k = 128, l = 3 and there are 12 + 8; for 129, 9 + 13, which saves
+  // less than a third.
+  CHECK(PositionsNumWords(1024, 128) == 12 + 8 && !is_bitmap(1024, 128));
+  CHECK(PositionsNumWords(1024, 129) == 32 && is_bitmap(1024, 129));
   CHECK(PositionsNumWords(1024, 0) == 1);
   CHECK(PositionsNumWords(1024, 1024) == 32);
   CHECK(PositionsNumWords(0, 0) == 0 && is_bitmap(0, 0));

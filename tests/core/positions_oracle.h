@@ -24,7 +24,7 @@ inline int64_t OracleBuckets(int64_t n, int64_t k) {
 
 inline bool OracleUsesEliasFano(int64_t n, int64_t k) {
   const int64_t words = OracleLowWords(n, k) + (k + OracleBuckets(n, k) + 31) / 32;
-  return 8 * words < 7 * ((n + 31) / 32);
+  return 3 * words < 2 * ((n + 31) / 32);
 }
 
 // The block of some of n items with room for `capacity`; `kept` holds their positions in ascending

@@ -44,7 +44,7 @@ def fft_payload_bytes(num_elements, density, bits, chunk=4096):
     low_bits = math.floor(math.log2(items / kept))
     low_words = math.ceil(kept * low_bits / 32)
     elias_fano_words = low_words + math.ceil((kept + math.ceil(items / 2**low_bits)) / 32)
-    is_shorter = elias_fano_words < 7 / 8 * bitmap_words
+    is_shorter = elias_fano_words < 2 / 3 * bitmap_words
     code_words = 3 + math.ceil(2 * kept * bits / 32)
     return 4 * ((elias_fano_words if is_shorter else bitmap_words) + code_words)
 

@@ -23,7 +23,7 @@ def elias_fano_words(n: int, k: int) -> tuple[int, int]:
 
 def is_elias_fano(n: int, k: int) -> bool:
     """True for the Elias-Fano layout, False for the bitmap."""
-    return 8 * sum(elias_fano_words(n, k)) < 7 * -(-n // 32)
+    return 3 * sum(elias_fano_words(n, k)) < 2 * -(-n // 32)
 
 
 def num_words(n: int, k: int) -> int:

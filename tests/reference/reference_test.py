@@ -89,7 +89,7 @@ def positions_words(positions: list[int], n: int) -> list[int]:
     low_words = (k * low_bits + 31) // 32
     upper_words = (k + math.ceil(n / 2**low_bits) + 31) // 32
     bitmap_words = (n + 31) // 32
-    if (low_words + upper_words) / bitmap_words < 7 / 8:
+    if (low_words + upper_words) / bitmap_words < 2 / 3:
         streams = [(lows, low_words), (upper, upper_words)]
     else:
         streams = [(sum(1 << p for p in positions), bitmap_words)]
@@ -107,9 +107,9 @@ def test_positions_words_and_their_inverse(n, share, rng):
     np.testing.assert_array_equal(positions_reference.decode(words, n, k), positions)
 
 
-def test_positions_layout_changes_where_elias_fano_saves_no_more_than_an_eighth():
-    assert positions_reference.num_words(1024, 192) == 12 + 14
-    assert positions_reference.num_words(1024, 205) == 32  # 13 + 15 would be 7/8 of it
+def test_positions_layout_changes_where_elias_fano_saves_no_more_than_a_third():
+    assert positions_reference.num_words(1024, 128) == 12 + 8
+    assert positions_reference.num_words(1024, 129) == 32  # 9 + 13 would be more than 2/3 of it
     assert positions_reference.num_words(1024, 0) == 1
     assert positions_reference.num_words(0, 0) == 0
 

@@ -31,7 +31,7 @@ def num_words(size: int, count: int, counted: bool = False) -> int:
     low_bits = min(31, max(0, (size // max(count, 1)).bit_length() - 1))
     buckets = (size + (1 << low_bits) - 1) >> low_bits
     elias_fano_words = (count * low_bits + 31) // 32 + (count + buckets + 31) // 32
-    is_shorter = 8 * elias_fano_words < 7 * bitmap_words
+    is_shorter = 3 * elias_fano_words < 2 * bitmap_words
     return int(counted) + (elias_fano_words if is_shorter else bitmap_words)
 
 
