@@ -344,6 +344,27 @@ def test_the_view_stays_in_a_step_with_a_nan():
         assert views == ["input"] * 4 + ["output"]
 
 
+def test_a_nan_in_one_bucket_leaves_the_views_and_residuals_of_all():
+    infos = [WAVE_INFO, WAVE_INFO._replace(name="other")]
+
+    def work(collectives):
+        reducer = GradientReducer(Policy("topk:density=0.05,view=auto,scope=layer"), collectives)
+        history = []
+        for step, axes in enumerate([(0, 0), (1, 1), (1, 1)]):
+            values = [wave(collectives.worker_index, step, axis) for axis in axes]
+            if step == 1 and collectives.worker_index == 1:
+                values[0][3, 5] = np.nan
+            reducer.reduce([tf.constant(value) for value in values], infos, owned(0, 1))
+            history.append((reducer.views(), residuals(reducer)))
+        return history
+
+    for before, nan, after in loopback.run_workers(2, work):
+        assert before[0] == nan[0] == {"wave": "input", "other": "input"}
+        assert after[0] == {"wave": "output", "other": "output"}
+        for one, other in zip(before[1], nan[1], strict=True):
+            np.testing.assert_array_equal(one, other)
+
+
 def test_what_a_flatten_hid_makes_no_second_plan():
     """It is known in one graph and not in another; the residuals are the same all the same."""
 

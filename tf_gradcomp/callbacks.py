@@ -14,6 +14,7 @@ from absl import logging
 from tf_gradcomp import metrics
 from tf_gradcomp.distribute import gradient_scope
 from tf_gradcomp.plan import Plan
+from tf_gradcomp.reducer import GradientReducer
 
 
 class CompressionMonitor(tf.keras.callbacks.Callback):
@@ -108,16 +109,14 @@ class CompressionMonitor(tf.keras.callbacks.Callback):
                 self._writer.flush()
 
     def _log_views(self) -> None:
-        strategy = self.model.distribute_strategy
-        views = strategy.views if gradient_scope.is_compressed(strategy) else {}
-        if views != self._views and set(views.values()) != {"none"}:
+        reducer = self._reducer()
+        views = {} if reducer is None else reducer.views(self._keys())
+        if views != self._views and set(views.values()) != {"identity"}:
             logging.info("Views: %s", ", ".join(f"{name}: {view}" for name, view in views.items()))
         self._views = views
 
     def on_train_end(self, logs: Any = None) -> None:
-        strategy = self.model.distribute_strategy
-        exchanges = gradient_scope.is_compressed(strategy) and strategy.extended.reducer is not None
-        if exchanges and not self._plans():
+        if self._reducer() is not None and not self._plans():
             logging.warning(
                 "No gradient passed through the compressed exchange: was the model compiled with "
                 "an optimizer from Keras, inside of strategy.scope()?"
@@ -125,11 +124,16 @@ class CompressionMonitor(tf.keras.callbacks.Callback):
 
     def _plans(self) -> list[Plan]:
         """The plans of this model's variables; other models may train under the same strategy."""
-        strategy = self.model.distribute_strategy
-        if not gradient_scope.is_compressed(strategy) or strategy.extended.reducer is None:
-            return []
-        keys = {gradient_scope.variable_key(v) for v in self.model.trainable_variables}
-        return strategy.extended.reducer.plans_of(keys)
+        reducer = self._reducer()
+        return [] if reducer is None else reducer.plans_of(self._keys())
+
+    def _reducer(self) -> GradientReducer | None:
+        extended = self.model.distribute_strategy.extended
+        is_compressed = gradient_scope.is_compressed(self.model.distribute_strategy)
+        return extended.reducer if is_compressed else None
+
+    def _keys(self) -> set[str]:
+        return {gradient_scope.variable_key(v) for v in self.model.trainable_variables}
 
 
 def _write_scalar(name: str, value: float, step: int) -> None:

@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from tf_gradcomp import plan as plan_lib
 from tf_gradcomp import state
-from tf_gradcomp.codecs.base import Codec, Draw, LowRank, Transform, VariableShape
+from tf_gradcomp.codecs.base import Codec, Draw, LowRank, VariableShape
 from tf_gradcomp.controllers import view_choice
 from tf_gradcomp.feedback.error_feedback import ErrorFeedback
 from tf_gradcomp.transports.all_gather import AllGather
@@ -69,7 +69,7 @@ class CompressedExchange:
         self.feedback = _feedback(plan, number, self._layout.shape, collectives)
 
     def views(self) -> dict[str, str]:
-        """Returns the view that each variable is sparsified in, where there is a choice of views.
+        """Returns the view in which each variable is sparsified, if the codec has views.
 
         Reads the state, so not while a graph is traced.
         """
@@ -82,9 +82,13 @@ class CompressedExchange:
 
     def __call__(self, gradients: Sequence[tf.Tensor], draw: Draw) -> Reduced:
         packed = _pack(gradients, tf.float32)
-        transform = self._current_transform(packed, draw.step)
-        coefficients = transform.forward(packed)
         residual = None if self.feedback is None else self.feedback.residual.read_value()
+        transform, updates = self._transform, []
+        if self._choice is not None:
+            choice, residual = self._choose_views(packed, residual, draw.step)
+            transform = transform.at(choice)
+            updates.append((self._choice, choice))
+        coefficients = transform.forward(packed)
         encoded = self._codec.encode(coefficients, residual, self._layout, draw)
         payloads = self._transport.exchange(encoded.payload)
         total, payloads_finite = self._codec.decode_sum(payloads, self._layout, draw)
@@ -94,33 +98,33 @@ class CompressedExchange:
             (bucket,) = _nan_unless(payloads_finite, [bucket])
         sums = _unpack(bucket, gradients)
         narrow = [total for total in sums if total.dtype.size < tf.float32.size]
-        updates = []
         if self.feedback is not None:
             assert encoded.residual is not None
             updates.append((self.feedback.residual, encoded.residual))
         return Reduced(sums, lambda: payloads_finite & all_finite(narrow), updates)
 
-    def _current_transform(self, packed: tf.Tensor, step: tf.Tensor) -> Transform:
-        """Returns the transform to use, after comparing its candidates if that is due."""
-        if self._choice is None:
-            return self._transform
-        tf.cond(view_choice.is_due(step), lambda: self._compare_views(packed), tf.no_op)
-        return self._transform.at(self._choice.read_value())
-
-    def _compare_views(self, packed: tf.Tensor) -> tf.Operation | None:
+    def _choose_views(
+        self, packed: tf.Tensor, residual: tf.Tensor | None, step: tf.Tensor
+    ) -> tuple[tf.Tensor, tf.Tensor | None]:
+        """Returns the views for this step, and the residual as seen in them."""
         assert self._choice is not None
-        density = self._codec.density(self._layout)
-        energies = self._collectives.all_reduce(self._transform.kept_energy(packed, density))
         old = self._choice.read_value()
-        new = view_choice.choose(energies, old)
-        updates = [self._choice.assign(new)]
-        if self.feedback is not None:
-            # The residual stays the same gradient, seen in other views.
-            elements = self._transform.at(old).inverse(
-                self.feedback.residual.read_value(), self.bucket.num_elements
-            )
-            updates.append(self.feedback.residual.assign(self._transform.at(new).forward(elements)))
-        return tf.group(*updates)
+
+        def compare() -> tf.Tensor:
+            density = self._codec.density(self._layout)
+            energies = self._transform.kept_energy(packed, density)
+            return view_choice.choose(self._collectives.all_reduce(energies), old)
+
+        new = tf.cond(view_choice.is_due(step), compare, lambda: tf.identity(old))
+        if residual is None:
+            return new, None
+
+        def move() -> tf.Tensor:
+            elements = self._transform.at(old).inverse(residual, self.bucket.num_elements)
+            return self._transform.at(new).forward(elements)
+
+        is_same = tf.reduce_all(tf.equal(new, old))
+        return new, tf.cond(is_same, lambda: tf.identity(residual), move)
 
 
 class LowRankExchange:

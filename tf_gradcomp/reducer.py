@@ -49,12 +49,16 @@ class GradientReducer:
             if entry.is_alive() and all(key in keys for key in identity)
         ]
 
-    def views(self) -> dict[str, str]:
-        """Returns the view in which each variable's gradient is sparsified, by its name."""
+    def views(self, keys: Collection[str] | None = None) -> dict[str, str]:
+        """Returns the view in which each variable's gradient is sparsified, by its name.
+
+        Args:
+          keys: the keys of the variables that matter; ``None`` for all.
+        """
         return {
             name: view
-            for entry in self._entries.values()
-            if entry.is_alive()
+            for (identity, _), entry in self._entries.items()
+            if entry.is_alive() and (keys is None or all(key in keys for key in identity))
             for exchange in entry.exchanges
             if isinstance(exchange, CompressedExchange)
             for name, view in exchange.views().items()

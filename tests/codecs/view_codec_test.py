@@ -21,7 +21,7 @@ def oracle(values, variable, view, basis):
     for name in view.split("+"):
         rank = len(variable.shape)
         shape, axes = {
-            "none": (variable.shape, []),
+            "identity": (variable.shape, []),
             "flat": ((-1,), [0]),
             "output": (variable.shape, [rank - 1]),
             "input": (variable.shape, [rank - 2] if rank > 1 else []),
@@ -38,7 +38,7 @@ def oracle(values, variable, view, basis):
 @pytest.mark.parametrize("basis", ["dct", "fft"])
 @pytest.mark.parametrize(
     "view",
-    ["none", "flat", "output", "input", "spatial", "hidden", "hidden+output", "input+output"],
+    ["identity", "flat", "output", "input", "spatial", "hidden", "hidden+output", "input+output"],
 )
 def test_coefficients_are_the_oracle_s_and_the_inverse_brings_the_bucket_back(rng, view, basis):
     variables = [DENSE, CONVOLUTION, VECTOR]
@@ -65,12 +65,12 @@ def test_no_view_keeps_the_bits(rng):
 @pytest.mark.parametrize(
     ("variable", "names"),
     [
-        (DENSE, ("none", "hidden", "output", "input")),
-        (CONVOLUTION, ("none", "spatial", "output", "input")),
-        (VariableShape((8, 9)), ("none", "output", "input", "output+input")),
-        (VariableShape((1, 9)), ("none", "output")),
-        (VECTOR, ("none",)),
-        (VariableShape(()), ("none",)),
+        (DENSE, ("identity", "hidden", "output", "input")),
+        (CONVOLUTION, ("identity", "spatial", "output", "input")),
+        (VariableShape((8, 9)), ("identity", "output", "input", "output+input")),
+        (VariableShape((1, 9)), ("identity", "output")),
+        (VECTOR, ("identity",)),
+        (VariableShape(()), ("identity",)),
     ],
 )
 def test_candidates_are_the_axes_that_a_variable_has(variable, names):
@@ -91,7 +91,7 @@ def test_a_choice_selects_each_variable_s_view(rng):
     coefficients, back = there_and_back(tf.constant([1, 0, 3]))
     starts = np.cumsum([0, *(v.num_elements for v in variables)])
     for variable, view, start, end in zip(
-        variables, ("hidden", "none", "input"), starts, starts[1:], strict=False
+        variables, ("hidden", "identity", "input"), starts, starts[1:], strict=False
     ):
         expected = View(view).fit([variable]).forward(tf.constant(bucket[start:end]))
         np.testing.assert_array_equal(coefficients[start:end], expected)
@@ -110,7 +110,7 @@ def test_kept_energy_is_that_of_the_largest_coefficients(rng):
         energies.numpy(),
         variables,
         parts,
-        [("none", "hidden", "output", "input"), ("none",)],
+        [("identity", "hidden", "output", "input"), ("identity",)],
         strict=True,
     ):
         count = math.ceil(0.03 * part.size)
@@ -120,9 +120,11 @@ def test_kept_energy_is_that_of_the_largest_coefficients(rng):
         assert not row[len(names) :].any()
 
 
-@pytest.mark.parametrize("view", ["", "rows", "auto+input", "input+input", "none+input", 3, None])
+@pytest.mark.parametrize(
+    "view", ["", "rows", "auto+input", "input+input", "identity+input", 3, None]
+)
 def test_unknown_views_are_refused(view):
-    with pytest.raises(ValueError, match="view must be none, auto, or some of output, input"):
+    with pytest.raises(ValueError, match="view must be identity, auto, or some of output, input"):
         View(view)
 
 

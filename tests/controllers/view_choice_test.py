@@ -25,7 +25,7 @@ def test_the_best_replaces_what_keeps_noticeably_less():
 
 
 def test_no_view_is_preferred_to_one_that_keeps_a_little_more():
-    energies = [[1.0, 1.03], [1.0, 1.03], [1.0, 1.07], [1.0, 1.07]]
+    energies = [[1.0, 1.04], [1.0, 1.03], [1.0, 1.055], [1.0, 1.055]]
     np.testing.assert_array_equal(choose(energies, [0, 1, 0, 1]), [0, 0, 1, 1])
 
 

@@ -79,8 +79,21 @@ def test_views_are_chosen_alike_and_reported():
     assert results[0]["views"] == results[1]["views"]
     # What the Flatten hid from the dense kernel of 1,600 inputs is in the plan of every Keras.
     assert any("flattened 10x10x16" in plan for plan in results[0]["facts"])
-    assert set(results[0]["views"].values()) <= {"none", "hidden", "spatial", "output", "input"}
-    assert set(results[0]["views"].values()) != {"none"}
+    assert set(results[0]["views"].values()) <= {"identity", "hidden", "spatial", "output", "input"}
+    assert set(results[0]["views"].values()) != {"identity"}
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        pytest.param(("--policy=mixed_float16",), id="loss scaling"),
+        pytest.param(("--optimizer=accumulate",), id="accumulation", marks=needs_keras3),
+    ],
+)
+def test_what_a_flatten_hid_is_found_in_branches(arguments):
+    results = train("--compression=topk:view=hidden", "--epochs=1", *arguments)
+    assert_workers_agree(results)
+    assert any("flattened 10x10x16" in fact for fact in results[0]["facts"])
 
 
 def test_identity_equals_the_dense_all_reduce_of_two_workers():

@@ -76,6 +76,32 @@ def test_found_under_mixed_precision():
         tf.keras.mixed_precision.set_global_policy("float32")
 
 
+def test_found_from_within_conditions():
+    """As under loss scaling and accumulation, where an optimizer works in branches."""
+    model = sequential()
+    found = []
+
+    @tf.function
+    def step(images, apply):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.square(model(images)))
+        gradients = tape.gradient(loss, model.trainable_variables)
+
+        def inner():
+            found.append([flattened_shape(gradient) for gradient in gradients])
+            found.append([flattened_shape(gradient + 1.0) for gradient in gradients])
+
+        def outer():
+            tf.cond(apply, inner, lambda: None)
+
+        tf.cond(apply, outer, lambda: None)
+
+    step.get_concrete_function(tf.TensorSpec([3, 8, 7, 1]), tf.TensorSpec([], tf.bool))
+    assert found
+    for shapes in found:
+        assert [shape for shape in shapes if shape] == [(6, 5, 4)]
+
+
 def test_not_found_where_nothing_is_hidden():
     pooled = tf.keras.Sequential(
         [layers.Conv2D(4, 3), layers.GlobalAveragePooling2D(), layers.Dense(9)]

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import dataclasses
 import functools
 import json
@@ -76,19 +77,31 @@ def run_cluster(
     zygote = _zygote()
     with tempfile.TemporaryDirectory() as folder:
         outputs = [Path(folder) / f"{index}.log" for index in range(num_workers)]
-        pids = []
-        for index, output in enumerate(outputs):
-            output.touch()
-            task = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": index}}
-            environment = {**_environment(), "TF_CONFIG": json.dumps(task)}
-            path = str(PROGRAMS / f"{program}.py")
-            pids.append(zygote.start(path, per_worker[index], environment, output))
+        running: list[int] = []
         outcomes = []
-        for pid, output in zip(pids, outputs, strict=True):
-            code = zygote.wait(pid, started + timeout - time.monotonic())
-            seconds = time.monotonic() - started
-            outcomes.append(Outcome(code, output.read_text(errors="replace"), seconds))
+        try:
+            for index, output in enumerate(outputs):
+                output.touch()
+                task = {"type": "worker", "index": index}
+                config = {"cluster": {"worker": addresses}, "task": task}
+                environment = {**_environment(), "TF_CONFIG": json.dumps(config)}
+                path = str(PROGRAMS / f"{program}.py")
+                running.append(zygote.start(path, per_worker[index], environment, output))
+            for output in outputs:
+                code = zygote.wait(running[0], started + timeout - time.monotonic())
+                del running[0]
+                seconds = time.monotonic() - started
+                outcomes.append(Outcome(code, output.read_text(errors="replace"), seconds))
+        finally:
+            for pid in running:
+                _kill(pid)
     return outcomes
+
+
+def _kill(worker: int) -> None:
+    """Kills a worker and what it has started; it may have ended."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(worker, signal.SIGKILL)
 
 
 def _environment() -> dict[str, str]:
@@ -137,7 +150,7 @@ class _Zygote:
         deadline = time.monotonic() + timeout
         while pid not in self._codes:
             if self._next_answer(deadline - time.monotonic()) is None:
-                os.killpg(pid, signal.SIGKILL)
+                _kill(pid)
                 while pid not in self._codes:
                     assert self._next_answer(timeout=60) is not None
                 return None

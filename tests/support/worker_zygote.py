@@ -14,10 +14,13 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import runpy
 import selectors
 import sys
 from typing import Any
+
+import numpy
 
 
 def serve() -> dict[str, Any] | None:
@@ -56,6 +59,9 @@ def run(request: dict[str, Any]) -> None:
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.environ.clear()
     os.environ.update(request["environment"])
+    # Forks would all draw the same numbers, which workers of a real cluster do not.
+    random.seed()
+    numpy.random.seed()
     sys.argv = [request["program"], *request["arguments"]]
     sys.path[0] = os.path.dirname(request["program"])
     runpy.run_path(request["program"], run_name="__main__")

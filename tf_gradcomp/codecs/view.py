@@ -30,27 +30,28 @@ class View(base.Transform):
     64 elements. Coefficients are as many as elements and have the same energy.
 
     Attributes:
-      view: ``"none"``; or axes, joined by ``+``: ``output``, the last axis; ``input``, the one
-        before; ``spatial``, those before that (of a convolution's kernel); ``hidden``, the
-        positions that a Flatten hid in the first axis of a dense kernel; ``flat``, all of the
-        flattened variable; or ``"auto"``: the view of each variable that keeps most energy at the
-        sparsifier's density, measured on all workers' gradients, ever more rarely.
+      view: ``"identity"``, no transform; or axes, joined by ``+``: ``output``, the last axis;
+        ``input``, the one before; ``spatial``, those before that (of a convolution's kernel);
+        ``hidden``, the positions that a Flatten hid in the first axis of a dense kernel;
+        ``flat``, all of the flattened variable; or ``"auto"``: the view of each variable that
+        keeps most energy at the density that a payload has room for, measured on all workers'
+        gradients, ever more rarely.
       basis: ``"dct"`` or ``"fft"``, both real and orthonormal.
 
     Raises:
       ValueError: an unknown view or basis.
     """
 
-    view: str = "none"
+    view: str = "identity"
     basis: str = "dct"
 
     def __post_init__(self) -> None:
-        if self.view not in ("none", "auto"):
+        if self.view not in ("identity", "auto"):
             names = self.view.split("+") if isinstance(self.view, str) else []
             if not names or len(set(names)) < len(names) or not set(names) <= set(AXES):
                 raise ValueError(
-                    f"view: view must be none, auto, or some of {', '.join(AXES)} joined by '+', "
-                    f"got {self.view!r}"
+                    f"view: view must be identity, auto, or some of {', '.join(AXES)} joined by "
+                    f"'+', got {self.view!r}"
                 )
         if self.basis not in BASES:
             raise ValueError(f"view: basis must be one of {', '.join(BASES)}, got {self.basis!r}")
@@ -119,7 +120,7 @@ class FittedView(base.Transform):
         return tf.stack(energies)
 
     def _map(self, bucket: tf.Tensor, inverse: bool) -> tf.Tensor:
-        if all(names == ("none",) for names in self.candidates):
+        if all(names == ("identity",) for names in self.candidates):
             return bucket
         parts = []
         for index, part in enumerate(self._split(bucket)):
@@ -150,7 +151,7 @@ class FittedView(base.Transform):
 
 def _candidates(variable: base.VariableShape) -> tuple[str, ...]:
     """Returns the views worth comparing: those along axes that the variable has."""
-    names = ["none"]
+    names = ["identity"]
     names += [name for name in ("hidden", "spatial") if _axes(variable, name)[1]]
     if len(variable.shape) >= 2:
         names += [name for name in ("output", "input") if _axes(variable, name)[1]]

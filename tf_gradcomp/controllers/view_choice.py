@@ -44,7 +44,8 @@ def choose(energies: tf.Tensor, current: tf.Tensor) -> tf.Tensor:
     """
     energies = tf.concat([energies[:, :1] * ADVANTAGE, energies[:, 1:]], axis=1)
     kept = tf.gather(energies, current, batch_dims=1)
-    is_better = tf.reduce_max(energies, axis=1) > NOTICEABLE * kept
+    margin = tf.where(current == 0, tf.constant(1, tf.float64), NOTICEABLE)
+    is_better = tf.reduce_max(energies, axis=1) > margin * kept
     is_valid = tf.reduce_all(tf.math.is_finite(energies))
     best = tf.argmax(energies, axis=1, output_type=tf.int32)
     return tf.where(is_better & is_valid, best, current)

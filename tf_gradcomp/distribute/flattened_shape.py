@@ -50,16 +50,24 @@ def _search(
 ) -> tf.Operation | None:
     """Follows a tensor to the nearest operation wanted, by way of tensors that may be passed."""
     waiting = [start]
-    seen: set[str] = set()
+    seen: set[tuple[int, str]] = set()
     while waiting and len(seen) < _MAX_OPS:
         op = getattr(waiting.pop(0), "op", None)  # eager tensors have none
-        if op is None or op.name in seen:
+        if op is None or (id(op.graph), op.name) in seen:
             continue
-        seen.add(op.name)
+        seen.add((id(op.graph), op.name))
         if is_found(op):
             return op
-        waiting += [tensor for tensor in op.inputs if may_pass(tensor)]
+        inputs = _captured(op) if op.type == "Placeholder" else op.inputs
+        waiting += [tensor for tensor in inputs if may_pass(tensor)]
     return None
+
+
+def _captured(placeholder: tf.Operation) -> list[tf.Tensor]:
+    """Returns the tensor that a branch of a condition has from the graph around it."""
+    captures = getattr(placeholder.graph, "captures", ())  # a graph on its own has none
+    output = placeholder.outputs[0]
+    return [external for external, internal in captures if internal is output]
 
 
 def _is_kernel_gradient(op: tf.Operation) -> bool:

@@ -13,9 +13,9 @@ from tf_gradcomp import state
 class ErrorFeedback:
     """The residual of one bucket on one worker.
 
-    The residual has the shape of the bucket's coefficients: transforms are linear, so it can
-    live behind them, and no inverse transform is needed to update it. It is in the units of the
-    gradient that was passed to the exchange.
+    With a codec, the residual has the shape of the bucket's coefficients: transforms are linear, so
+    it can live behind them, and no inverse transform is needed to update it. With a low-rank
+    method it has that of the bucket. It is in the units of the gradient passed to the exchange.
     """
 
     def __init__(self, shape: tuple[int, ...], device: str, name: str) -> None:

@@ -25,11 +25,14 @@ SAMPLE_ITEMS = 1 << 20
 SAMPLE_RUN = 64
 """Neighbouring items that are sampled together."""
 
+MIN_STRATA = 256
+"""Places to sample from; where runs are too long for so many, all items are fitted."""
+
 MIN_SELECTED = 1000
 """Items of the sample that should reach the threshold: more are sampled at low densities."""
 
-MAX_ZEROS = 64
-"""Where not one in so many of the sample differs from zero, all items are fitted."""
+MIN_NONZERO = 1 / 64
+"""Where a smaller share of the sample than this differs from zero, all items are fitted."""
 
 FIRST_RATIO = 0.25
 """The share of the magnitudes that the first of several stages keeps."""
@@ -64,11 +67,13 @@ def sidco_threshold(
       float32 scalar for `threshold.threshold_select`; Inf if no item is finite and not zero.
 
     Raises:
-      ValueError: `fit` is unknown.
+      ValueError: `fit` is unknown, or `density` a number outside (0, 1].
       tf.errors.InvalidArgumentError: a shape or `row_length` is outside these limits.
     """
     if fit not in FITS:
         raise ValueError(f"fit must be one of {', '.join(FITS)}, got {fit!r}")
+    if not tf.is_tensor(density) and not 0 < density <= 1:
+        raise ValueError(f"density must be in (0, 1], got {density!r}")
     values = tf.convert_to_tensor(values)
     sample = _sample(values, density, row_length)
     if sample is values:
@@ -76,7 +81,7 @@ def sidco_threshold(
     # Of values that are nearly all zero, a sample may hold none that counts.
     nonzero = tf.math.count_nonzero(sample)
     return tf.cond(
-        nonzero >= sample.shape[0] // MAX_ZEROS,
+        nonzero >= math.ceil(MIN_NONZERO * sample.shape[0]),
         lambda: _fitted_threshold(sample, density, stages, fit, row_length),
         lambda: _fitted_threshold(values, density, stages, fit, row_length),
     )
@@ -88,12 +93,12 @@ def _sample(values: tf.Tensor, density: float | tf.Tensor, row_length: int) -> t
     Places in the strata are scrambled but fixed, so that no period in the items meets one of the
     sample. Runs are whole rows if the items are bins of rows, which rank by their place in them.
     """
-    if tf.is_tensor(density):
+    if tf.is_tensor(density) or values.shape[0] is None:
         return values
     run = row_length // 2 + 1 if row_length else SAMPLE_RUN
     num_strata = max(SAMPLE_ITEMS, math.ceil(MIN_SELECTED / density)) // run
     stratum = values.shape[0] // run // max(1, num_strata)  # in runs
-    if num_strata == 0 or stratum < 2:
+    if num_strata < MIN_STRATA or stratum < 2:
         return values
     floats = run * values.shape[1:].num_elements()
     runs = tf.reshape(values[: values.shape[0] // run * run], [-1, floats])
