@@ -19,9 +19,10 @@ from tf_gradcomp.ops import top_k_chunked as top_k_chunked_ops
 class TopK(base.Sparsifier):
     """Keeps the ``k = ceil(density * N)`` items of largest magnitude in the bucket, exactly.
 
-    Complex items and blocks rank by their Euclidean norm, and spectral bins that stand for a conjugate pair count
-    twice their energy, so that by Parseval's identity the kept items hold the largest possible
-    share of the gradient's energy. Ties go to the lowest index. Biased: use error feedback.
+    Complex items and blocks rank by their Euclidean norm, and spectral bins that stand for a
+    conjugate pair count twice their energy, so that by Parseval's identity the kept items hold the
+    largest possible share of the gradient's energy. Ties go to the lowest index. Biased: use error
+    feedback.
 
     Attributes:
       density: share of the items kept, in (0, 1]. SuperNeurons' theta is ``1 - density``.

@@ -29,8 +29,8 @@ def threshold_select(
     differentiable.
 
     Args:
-      values: float32 `[n]` real items or `[n, c]` items of 2 <= c <= 65,536 components, n >= 1; c = 2
-        are complex ones (real part first).
+      values: float32 `[n]` real items or `[n, c]` items of 2 <= c <= 65,536 components, n >= 1;
+        c = 2 are complex ones (real part first).
       threshold: float32 scalar >= 0. A complex item reaches it if `sqrt(w * (re^2 + im^2))` does,
         w = 2 for bins that stand for a conjugate pair, and one of more components if its Euclidean
         norm does; squares are compared to 20 fraction bits.
