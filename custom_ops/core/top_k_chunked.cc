@@ -19,13 +19,18 @@ constexpr int64_t kCyclesPerItem = 2;
 
 // The smallest key but that of zero, which may be the key of very many items.
 constexpr uint32_t kSmallestKey = 1;
-// How far apart the keys of a number and of its double are. For normal values at a density of 1 %,
-// an octave over the root of the count is five standard deviations of the count-th largest of a
-// chunk.
-constexpr double kOctave = 1 << 23;
+// How far apart the keys of a number and of its double are.
+constexpr uint32_t kOctave = 1u << 23;
+// The key of 2^-10: gradients are small.
+constexpr uint32_t kFirstGuess = (127u - 10u) * kOctave;
 
-// Selects in one chunk after the other. What was enough for one chunk is a good guess for the next;
-// a bad guess costs time only.
+// Passes over a chunk to find few enough candidates. A pass takes about as long as picking out one
+// item in a hundred.
+constexpr int kMaxPasses = 8;
+constexpr int64_t kFewCandidates = 64;
+
+// Selects in one chunk after the other. What was enough for one chunk is the first guess for the
+// next; a bad guess costs time only.
 class ChunkSelector {
  public:
   explicit ChunkSelector(const KeyedItems& items) : items_(items) {}
@@ -33,16 +38,42 @@ class ChunkSelector {
   // Marks the `count` largest of the items first .. first+size-1: bit i mod 64 of masks[i div 64]
   // belongs to item first + i.
   void Select(int64_t first, int64_t size, int64_t count, uint64_t* masks) {
-    const bool enough = MarkReached(items_, first, first + size, floor_, masks) >= count ||
-                        MarkReached(items_, first, first + size, kSmallestKey, masks) >= count;
-    const uint32_t threshold = enough ? LargestMarked(first, size, count, masks) : 0;
+    const uint32_t threshold = Threshold(first, size, count, masks);
     const int64_t reached = MarkReached(items_, first, first + size, threshold, masks);
     if (reached > count) DropTies(first, size, threshold, reached - count, masks);
+    if (threshold < kSmallestKey) return;  // a chunk of zeros tells nothing about the next
+    // For normal values at a density of 1 %, this is five standard deviations of the threshold.
     const uint32_t margin = static_cast<uint32_t>(kOctave / std::sqrt(count));
-    floor_ = std::max(threshold, margin + kSmallestKey) - margin;
+    guess_ = std::max(threshold, margin + kSmallestKey) - margin;
   }
 
  private:
+  // The `count`-th largest key: narrowed down until few items reach it or a little less, and then
+  // found among these. `masks` is scratch space.
+  uint32_t Threshold(int64_t first, int64_t size, int64_t count, uint64_t* masks) {
+    uint32_t low = 0, high = kMaxRealKey + 1;  // enough items reach `low`, too few reach `high`
+    uint32_t step = kOctave;
+    uint32_t key = guess_;
+    for (int pass = 0; pass < kMaxPasses && high - low > 1; ++pass, step *= 2) {
+      const int64_t reached = MarkReached(items_, first, first + size, key, masks);
+      if (reached >= count) {
+        if (reached <= 3 * count + kFewCandidates) return LargestMarked(first, size, count, masks);
+        low = key;
+        key += std::min(step, (high - low) / 2);
+        continue;
+      }
+      high = key;
+      if (low == 0) {
+        if (MarkReached(items_, first, first + size, kSmallestKey, masks) < count) return 0;
+        low = kSmallestKey;
+      }
+      key -= std::min(step, (high - low) / 2);
+    }
+    if (high - low <= 1) return low;
+    MarkReached(items_, first, first + size, low, masks);
+    return LargestMarked(first, size, count, masks);
+  }
+
   // The `rank`-th largest key of the marked items.
   uint32_t LargestMarked(int64_t first, int64_t size, int64_t rank, const uint64_t* masks) {
     keys_.clear();
@@ -69,7 +100,7 @@ class ChunkSelector {
   }
 
   const KeyedItems& items_;
-  uint32_t floor_ = kSmallestKey;  // the guess: enough items have this key or a larger one
+  uint32_t guess_ = kFirstGuess;  // a key that enough items of the next chunk may reach
   std::vector<uint32_t> keys_;
   std::vector<uint64_t> above_;
 };
