@@ -65,6 +65,13 @@ def test_the_order_of_the_sum_decides():
     assert words.numpy().tolist() == [2, 0b0011]
     assert_selects_as_oracles(items)
 
+    # The last components, fewer than 8, go on in their partial sums: here to numbers 1 and 3.
+    tail = np.float32([0, 2.0**-27, 0, 2.0**-27])
+    item = np.concatenate([near_one({1: small * 2}), tail])
+    words, _ = threshold.threshold_select(item[np.newaxis], 1.0, 1)
+    assert words.numpy()[0] == 1
+    assert_selects_as_oracles(item[np.newaxis])
+
 
 def test_sampled_thresholds(rng):
     for shape in SHAPES:
