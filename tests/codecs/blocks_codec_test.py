@@ -87,7 +87,7 @@ def test_values_as_bfloat16_halve_the_payload_and_the_error_stays(rng):
     spec = "block_topk:block=256,density=0.1"
     whole, _ = encode(spec, bucket)
     halved, decoded = encode(f"{spec},values=bfloat16", bucket)
-    num_positions, num_values = 256 // 32, 26 * 256
+    num_positions, num_values = positions_reference.num_words(256, 26), 26 * 256
     assert whole.payload.shape[0] == num_positions + num_values
     assert halved.payload.shape[0] == num_positions + 1 + num_values // 2
     residual = halved.residual.numpy().reshape(-1)

@@ -195,7 +195,7 @@ void TestWideBlocks() {
       }
     }
   }
-  for (int64_t k : {5, 9000}) {  // two segments, in either layout
+  for (int64_t k : {5, 9000}) {  // in either layout
     TestBlock(70001, k, 3, &random);
     TestCountedBlock(70001, k, 3, &random);
   }

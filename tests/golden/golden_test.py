@@ -41,7 +41,7 @@ NAMES = {
         "whole_chunks",
         "shorter_last_chunk",
         "one_shorter_chunk",
-        "local_segments",
+        "elias_fano",
     ],
     "range_float": [
         "worked_example",

@@ -142,7 +142,7 @@ def top_k_chunked_vectors(rng: np.random.Generator) -> None:
     write_top_k_chunked("shorter_last_chunk", sample("ties", 200, rng), 64, 0.1)
     write_top_k_chunked("one_shorter_chunk", sample("inf_and_nan", 40, rng), 64, 0.1)
     items = {0: 1, 511: -2, 512: 3, 65535: 1e-45, 65536: 2, 70_000: -1}
-    write_top_k_chunked("local_segments", sparse(70_001, items), 512, 0.001)
+    write_top_k_chunked("elias_fano", sparse(70_001, items), 512, 0.001)
 
 
 def range_float_vectors(rng: np.random.Generator) -> None:

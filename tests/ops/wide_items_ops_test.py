@@ -14,7 +14,7 @@ from tf_gradcomp.ops import magnitude_moments, placement, positions, random_k, t
 
 BAD_ARGUMENT = (ValueError, tf.errors.InvalidArgumentError)
 KEY = (1, 2, 3, 4)
-# Items and their components; the last are enough to be sampled, in two segments.
+# Items and their components; the last are enough to be sampled.
 SHAPES = [(1, 3), (2, 65536), (33, 8), (65, 9), (300, 256), (70_001, 5)]
 
 
