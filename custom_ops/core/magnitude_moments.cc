@@ -91,8 +91,13 @@ void ComplexMagnitudes(const float* values, int64_t count, double weight, double
 
 // magnitudes[i] = magnitude of item first + i.
 void Magnitudes(const KeyedItems& items, int64_t first, int64_t count, double* magnitudes) {
-  if (items.components == 1) return RealMagnitudes(items.values + first, count, magnitudes);
-  const float* const values = items.values + 2 * first;
+  const float* const values = items.values + first * items.components;
+  if (items.components == 1) return RealMagnitudes(values, count, magnitudes);
+  if (IsWide(items.components)) {
+    SumsOfSquares(values, count, items.components, magnitudes);
+    for (int64_t i = 0; i < count; ++i) magnitudes[i] = std::sqrt(magnitudes[i]);
+    return;
+  }
   ComplexMagnitudes(values, count, items.row_length == 0 ? 1.0 : 2.0, magnitudes);
   if (items.row_length == 0) return;
   // The bins that are their own conjugate are few: mend them afterwards.
@@ -158,7 +163,9 @@ Sums SumBlock(const KeyedItems& items, int64_t block, double bound) {
   for (int64_t first = block * kBlockItems; first < end; first += kTile) {
     const int64_t size = std::min(kTile, end - first);
     const int64_t rows = (size + kLanes - 1) / kLanes;
-    PrefetchAhead(items.values + first * items.components, size * items.components);
+    if (!IsWide(items.components)) {
+      PrefetchAhead(items.values + first * items.components, size * items.components);
+    }
     Magnitudes(items, first, size, magnitudes);
     std::fill(magnitudes + size, magnitudes + rows * kLanes, 0.0);  // never above the bound
     AddRows(magnitudes, rows, bound, &lanes);

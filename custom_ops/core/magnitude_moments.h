@@ -21,10 +21,10 @@ struct MagnitudeMoments {
   double mean_log = 0.0;  // mean of the natural logarithm of y
 };
 
-// The moments of the items' magnitudes |x|, or sqrt(w * (re^2 + im^2)) with the weights w of the
-// keys of top-k.
+// The moments of the items' magnitudes: |x|, or sqrt(w * (re^2 + im^2)) with the weights w of the
+// keys of top-k, or the Euclidean norm of a wide item.
 //
-//   values      [n, components] floats, any bits; components 1 (real) or 2 (complex).
+//   values      [n, components] floats, any bits; components as in item_shape.h.
 //   row_length  as in TopKSelect().
 //   bound       >= 0. A bound of 0 leaves out the zeros.
 //

@@ -8,23 +8,27 @@
 #include <memory>
 #include <string>
 
+#include "item_shape.h"
 #include "positions_bits.h"
 #include "positions_blocks.h"
 #include "positions_elias_fano.h"
+#include "positions_wide.h"
 #include "scratch.h"
 
 namespace gradcomp {
 namespace {
 
-// Copies the selected items begin .. end-1 to `kept` and calls `write(item)` for each. The first
-// is number j of those kept; `begin` is a multiple of 64.
+// Copies the selected items begin .. end-1 to `kept`, unless they are wide (kComponents 0), and
+// calls `write(item)` for each. The first is number j of those kept; `begin` is a multiple of 64.
 template <int kComponents, typename Write>
 void GatherItems(const uint64_t* selected, const float* values, int64_t begin, int64_t end,
                  int64_t j, float* kept, const Write& write) {
   for (int64_t m = begin / 64; m < (end + 63) / 64; ++m) {
     for (uint64_t mask = selected[m]; mask != 0; mask &= mask - 1, ++j) {
       const int64_t item = m * 64 + __builtin_ctzll(mask);
-      CopyItem<kComponents>(values + item * kComponents, kept + j * kComponents);
+      if constexpr (kComponents > 0) {
+        CopyItem<kComponents>(values + item * kComponents, kept + j * kComponents);
+      }
       write(item);
     }
   }
@@ -70,6 +74,10 @@ Status PositionsGather(const uint64_t* selected, const float* values, int64_t n,
     return Status::InvalidArgument("selection has " + std::to_string(found) + " items, expected " +
                                    (counted ? "at most " : "") + std::to_string(k));
   }
+  if (IsWide(components)) {
+    status = GatherWide(selected, values, n, components, found, parallel_for, kept);
+    if (!status.ok()) return status;
+  }
   uint32_t* const block = positions + (counted ? 1 : 0);
   if (counted) positions[0] = static_cast<uint32_t>(found);
   std::fill(block, positions + num_words, 0u);
@@ -79,8 +87,10 @@ Status PositionsGather(const uint64_t* selected, const float* values, int64_t n,
     const int64_t last = std::min(end * kPositionsChunkItems, n);
     if (components == 1) {
       GatherShard<1>(selected, values, n, k, first, last, offsets[begin], block, kept);
-    } else {
+    } else if (components == 2) {
       GatherShard<2>(selected, values, n, k, first, last, offsets[begin], block, kept);
+    } else {
+      GatherShard<0>(selected, values, n, k, first, last, offsets[begin], block, kept);
     }
   });
   return Status();

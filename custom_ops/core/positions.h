@@ -2,9 +2,9 @@
 // Positions blocks: which k of n items a payload holds (FORMAT.md, section "Positions block"), and
 // the operations that move items to and from them.
 //
-// Everywhere: n items of `components` floats each (1 real, 2 complex), contiguous; `kept` holds the
-// k items in ascending order of position; a block has PositionsNumWords(n, k) words. Floats are
-// moved as bits, so denormals and NaN patterns survive, except in a sum.
+// Everywhere: n items of `components` floats each (item_shape.h), contiguous; `kept` holds the k
+// items in ascending order of position; a block has PositionsNumWords(n, k) words. Floats are moved
+// as bits, so denormals and NaN patterns survive, except in a sum.
 //
 // A counted block (FORMAT.md, section "Counted positions block") has room for k items and says in
 // its first word how many of them it holds: its number of words still depends on n and k alone. The

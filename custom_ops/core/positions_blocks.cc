@@ -4,6 +4,7 @@
 #include <functional>
 #include <string>
 
+#include "item_shape.h"
 #include "scratch.h"
 
 namespace gradcomp {
@@ -78,9 +79,7 @@ int64_t ExclusiveSum(int64_t* counts, int64_t size) {
 
 Status ValidatePositionsSizes(int64_t num_words, int64_t n, int components, int64_t k,
                               bool counted) {
-  if (components != 1 && components != 2) {
-    return Status::InvalidArgument("components must be 1 or 2, got " + std::to_string(components));
-  }
+  if (Status status = ValidateComponents(components); !status.ok()) return status;
   if (n < 0 || k < 0 || k > n) {
     return Status::InvalidArgument("need 0 <= k <= n, got k " + std::to_string(k) + ", n " +
                                    std::to_string(n));

@@ -5,9 +5,11 @@
 #define GRADCOMP_CORE_POSITIONS_BLOCKS_H_
 
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
 #include <cstring>
 #include <memory>
+#include <string>
 
 #include "ceil_div.h"
 #include "multiversion.h"
@@ -55,6 +57,24 @@ int64_t ExclusiveSum(int64_t* counts, int64_t size);
 // Checks the arguments that all functions share.
 Status ValidatePositionsSizes(int64_t num_words, int64_t n, int components, int64_t k,
                               bool counted);
+
+// The first bad index found by parallel shards: none, or the worker it belongs to.
+class BadWorker {
+ public:
+  void Report(int64_t worker) {
+    int64_t none = -1;
+    worker_.compare_exchange_strong(none, worker);
+  }
+  Status ToStatus() const {
+    const int64_t worker = worker_.load();
+    if (worker < 0) return Status();
+    return Status::InvalidArgument("positions block of worker " + std::to_string(worker) +
+                                   ": positions must be ascending and below the number of items");
+  }
+
+ private:
+  std::atomic<int64_t> worker_{-1};
+};
 
 // The blocks of some workers, cut into units of work that are independent of one another: a chunk
 // of the items for bitmaps, some buckets for the Elias-Fano layout.

@@ -1,32 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // What receives blocks: the sum over workers, and moving items to and from their positions.
 
-#include <atomic>
-#include <string>
+#include <algorithm>
 
+#include "item_shape.h"
 #include "positions.h"
 #include "positions_blocks.h"
+#include "positions_wide.h"
 
 namespace gradcomp {
 namespace {
-
-// The first bad index found by parallel shards: none, or the worker it belongs to.
-class BadWorker {
- public:
-  void Report(int64_t worker) {
-    int64_t none = -1;
-    worker_.compare_exchange_strong(none, worker);
-  }
-  Status ToStatus() const {
-    const int64_t worker = worker_.load();
-    if (worker < 0) return Status();
-    return Status::InvalidArgument("positions block of worker " + std::to_string(worker) +
-                                   ": positions must be ascending and below the number of items");
-  }
-
- private:
-  std::atomic<int64_t> worker_{-1};
-};
 
 template <int kComponents>
 Status Sum(const PositionsBlocks& blocks, const float* kept, int64_t n, int64_t k,
@@ -116,6 +99,9 @@ Status PositionsSum(const uint32_t* positions, const float* kept, int64_t num_wo
   PositionsBlocks blocks;
   status = blocks.Init(positions, num_workers, n, k, counted, parallel_for);
   if (!status.ok()) return status;
+  if (IsWide(components)) {
+    return SumWide(blocks, kept, n, components, k, parallel_for, sum);
+  }
   return components == 1 ? Sum<1>(blocks, kept, n, k, parallel_for, sum)
                          : Sum<2>(blocks, kept, n, k, parallel_for, sum);
 }
@@ -128,6 +114,9 @@ Status PositionsReplace(const uint32_t* positions, const float* kept, int64_t nu
   PositionsBlocks blocks;
   status = blocks.Init(positions, 1, n, k, counted, parallel_for);
   if (!status.ok()) return status;
+  if (IsWide(components)) {
+    return ReplaceWide(blocks, kept, n, components, k, parallel_for, values);
+  }
   return components == 1 ? Replace<1>(blocks, kept, parallel_for, values)
                          : Replace<2>(blocks, kept, parallel_for, values);
 }
@@ -139,6 +128,9 @@ Status PositionsTake(const uint32_t* positions, const float* values, int64_t num
   PositionsBlocks blocks;
   status = blocks.Init(positions, 1, n, k, false, parallel_for);
   if (!status.ok()) return status;
+  if (IsWide(components)) {
+    return TakeWide(blocks, values, n, components, k, parallel_for, kept);
+  }
   return components == 1 ? Take<1>(blocks, values, parallel_for, kept)
                          : Take<2>(blocks, values, parallel_for, kept);
 }

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <string>
 
+#include "item_shape.h"
 #include "positions.h"
 #include "positions_bits.h"
 #include "positions_elias_fano.h"
@@ -109,9 +110,7 @@ Status RandomKPositions(const RandomKey& key, int64_t n, int64_t k, const Parall
 Status RandomKScale(const float* kept, int64_t n, int components, int64_t k,
                     const ParallelFor& parallel_for, float* scaled) {
   if (Status status = Validate(n, k); !status.ok()) return status;
-  if (components != 1 && components != 2) {
-    return Status::InvalidArgument("components must be 1 or 2, got " + std::to_string(components));
-  }
+  if (Status status = ValidateComponents(components); !status.ok()) return status;
   RunShards(parallel_for, k, kScaleCycles * components, [&](int64_t begin, int64_t end) {
     StratumCursor stratum(begin, n, k);
     for (int64_t j = begin; j < end; ++j, stratum.Next()) {

@@ -37,7 +37,7 @@ Status RandomKPositions(const RandomKey& key, int64_t n, int64_t k, const Parall
 //   kept    [k, components]
 //   scaled  [k, components], may be `kept`
 //
-// Errors: as RandomKPositions; components other than 1 or 2.
+// Errors: as RandomKPositions; InvalidArgument for a bad number of components (item_shape.h).
 Status RandomKScale(const float* kept, int64_t n, int components, int64_t k,
                     const ParallelFor& parallel_for, float* scaled);
 

@@ -10,9 +10,7 @@
 #include <string>
 
 #include "fp_environment.h"
-#include "multiversion.h"
 #include "positions.h"
-#include "prefetch.h"
 #include "random_k.h"
 #include "scratch.h"
 #include "top_k.h"
@@ -21,40 +19,12 @@
 namespace gradcomp {
 namespace {
 
-// Items in a unit of parallel work; a multiple of the tile.
+// Items in a unit of parallel work: a multiple of 64.
 constexpr int64_t kChunkItems = 8192;
-// Items whose keys are computed at a time, into an array that stays in the first-level cache.
+// Items drawn at a time.
 constexpr int64_t kTile = 1024;
 constexpr int64_t kScanCycles = kChunkItems * 2;
 constexpr int64_t kSampleCycles = 40;
-
-// Real items: compared as they are loaded. Returns how many reach the threshold.
-GRADCOMP_MULTIVERSION
-int64_t CompareValues(const float* values, int64_t num_masks, uint32_t threshold,
-                      uint64_t* selected) {
-  int64_t count = 0;
-  for (int64_t m = 0; m < num_masks; ++m, values += 64) {
-    uint8_t reaches[64];
-    PrefetchAhead(values, 64);
-    for (int i = 0; i < 64; ++i) reaches[i] = RealKey(values[i]) >= threshold;
-    selected[m] = PackFlags(reaches);
-    count += __builtin_popcountll(selected[m]);
-  }
-  return count;
-}
-
-GRADCOMP_MULTIVERSION
-int64_t CompareKeys(const uint32_t* keys, int64_t num_masks, uint32_t threshold,
-                    uint64_t* selected) {
-  int64_t count = 0;
-  for (int64_t m = 0; m < num_masks; ++m, keys += 64) {
-    uint8_t reaches[64];
-    for (int i = 0; i < 64; ++i) reaches[i] = keys[i] >= threshold;
-    selected[m] = PackFlags(reaches);
-    count += __builtin_popcountll(selected[m]);
-  }
-  return count;
-}
 
 uint32_t ThresholdKey(float threshold, int components) {
   return components == 1 ? RealKey(threshold) : ComplexKey(threshold, 0.0f, 1.0);
@@ -64,7 +34,7 @@ uint32_t ThresholdKey(float threshold, int components) {
 float ThresholdOfKey(uint32_t key, int components) {
   const float inf = std::numeric_limits<float>::infinity();
   if (components == 1) return FloatOf(key);
-  if (key >= kMaxComplexKey) return inf;
+  if (key >= kMaxEnergyKey) return inf;
   // Start from the root of the largest energy with this key, rounded up: too large, if anything.
   const uint64_t bits = (uint64_t{key} << 32) | 0xffffffffu;
   double energy;
@@ -75,40 +45,13 @@ float ThresholdOfKey(uint32_t key, int components) {
   return threshold;
 }
 
-// Marks the items of one chunk that reach the threshold, and returns how many.
-int64_t ScanChunk(const KeyedItems& items, int64_t chunk, uint32_t threshold, uint64_t* selected) {
-  const int64_t end = std::min((chunk + 1) * kChunkItems, items.n);
-  int64_t first = chunk * kChunkItems;
-  int64_t count = 0;
-  if (items.components == 1) {
-    const int64_t num_masks = (end - first) / 64;
-    count += CompareValues(items.values + first, num_masks, threshold, selected + first / 64);
-    first += num_masks * 64;
-  }
-  uint32_t keys[kTile];
-  for (; first < end; first += kTile) {
-    const int64_t size = std::min(kTile, end - first);
-    const int64_t num_masks = (size + 63) / 64;
-    uint64_t* const masks = selected + first / 64;
-    items.Keys(first, size, keys);
-    std::fill(keys + size, keys + num_masks * 64, 0);
-    count += CompareKeys(keys, num_masks, threshold, masks);
-    // What fills the last mask up reaches a threshold of zero.
-    if (size % 64 != 0 && threshold == 0) {
-      masks[num_masks - 1] &= (uint64_t{1} << (size % 64)) - 1;
-      count -= num_masks * 64 - size;
-    }
-  }
-  return count;
-}
-
 }  // namespace
 
 Status ThresholdSelect(const float* values, int64_t n, int components, int64_t row_length,
                        float threshold, int64_t capacity, const ParallelFor& parallel_for,
                        uint32_t* positions, float* kept) {
   const ScopedIeeeMode ieee_mode;
-  const KeyedItems items = {values, n, components, row_length};
+  KeyedItems items = {values, n, components, row_length};
   if (Status status = items.Validate(); !status.ok()) return status;
   if (!(threshold >= 0.0f)) {
     return Status::InvalidArgument("threshold must be at least 0, got " +
@@ -123,17 +66,16 @@ Status ThresholdSelect(const float* values, int64_t n, int components, int64_t r
                                    std::to_string(kPositionsMaxCapacity) + ", got " +
                                    std::to_string(capacity));
   }
+  if (Status status = items.ComputeWideKeys(parallel_for); !status.ok()) return status;
   const std::unique_ptr<uint64_t[]> selected = AllocateScratch<uint64_t>(SelectionWords(n));
   if (!selected) return OutOfScratch();
   const uint32_t threshold_key = ThresholdKey(threshold, components);
   const int64_t num_chunks = (n + kChunkItems - 1) / kChunkItems;
   std::atomic<int64_t> found{0};
-  RunShards(parallel_for, num_chunks, kScanCycles * components, [&](int64_t begin, int64_t end) {
-    int64_t count = 0;
-    for (int64_t chunk = begin; chunk < end; ++chunk) {
-      count += ScanChunk(items, chunk, threshold_key, selected.get());
-    }
-    found += count;
+  RunShards(parallel_for, num_chunks, kScanCycles, [&](int64_t begin, int64_t end) {
+    const int64_t first = begin * kChunkItems;
+    found += MarkReached(items, first, std::min(end * kChunkItems, n), threshold_key,
+                         selected.get() + first / 64);
   });
   if (found <= capacity) {
     return PositionsGather(selected.get(), values, n, components, capacity, parallel_for, positions,

@@ -15,10 +15,10 @@ namespace gradcomp {
 
 // Selects the items whose key is at least that of the threshold, in the order of the keys of top-k;
 // if these are more than `capacity`, the top `capacity` of them (ties go to the lowest index). The
-// key of a threshold t is that of the item t, or t + 0i with weight 1. Items that are not finite
-// always reach it.
+// key of a threshold t is that of an item whose first component is t and whose others are 0, with
+// weight 1. Items that are not finite always reach it.
 //
-//   values      [n, components] floats, any bits; components 1 (real) or 2 (complex), n >= 1.
+//   values      [n, components] floats, any bits, n >= 1; components as in item_shape.h.
 //   row_length  as in TopKSelect().
 //   threshold   >= 0; +Inf selects only what is not finite. Not NaN.
 //   capacity    1 <= capacity <= n, and at most kPositionsMaxCapacity.
@@ -28,8 +28,8 @@ namespace gradcomp {
 //
 // One pass over the values, another over those near the selected ones, and top-k where the capacity
 // does not suffice. Errors: InvalidArgument for arguments outside these limits, ResourceExhausted
-// if there is no memory for scratch space (1/8 byte an item; that of TopKSelect on overflow).
-// The same bits for any `parallel_for`. Thread-safe.
+// if there is no memory for scratch space (1/8 byte an item, 4 more for wide ones; that of
+// TopKSelect on overflow). The same bits for any `parallel_for`. Thread-safe.
 Status ThresholdSelect(const float* values, int64_t n, int components, int64_t row_length,
                        float threshold, int64_t capacity, const ParallelFor& parallel_for,
                        uint32_t* positions, float* kept);
@@ -40,7 +40,7 @@ Status ThresholdSelect(const float* values, int64_t n, int components, int64_t r
 //
 //   k            1 <= k <= n.
 //   num_samples  1 <= num_samples <= n <= kRandomKMaxItems. About 10 n/k or more make it useful.
-//   threshold    for real items the magnitude itself; for complex ones, the largest float whose key
+//   threshold    for real items the magnitude itself; for others, the largest float whose key
 //                does not exceed that of the sampled item: it reaches its own threshold. Inf if the
 //                sampled item is not finite.
 //

@@ -30,7 +30,7 @@ constexpr int64_t kScanCycles = kChunkItems * 2;
 constexpr int64_t kResolveCycles = kChunkItems / 16;
 constexpr int64_t kSampleCycles = 40;
 
-constexpr uint32_t kMaxKey = kMaxComplexKey;
+constexpr uint32_t kMaxKey = kMaxEnergyKey;
 
 // Keys lo..hi, both included.
 struct Bracket {
@@ -238,8 +238,9 @@ Status Validate(const KeyedItems& items, int64_t k) {
 
 Status TopKSelect(const float* values, int64_t n, int components, int64_t row_length, int64_t k,
                   const ParallelFor& parallel_for, uint32_t* positions, float* kept) {
-  const KeyedItems items = {values, n, components, row_length};
+  KeyedItems items = {values, n, components, row_length};
   if (Status status = Validate(items, k); !status.ok()) return status;
+  if (Status status = items.ComputeWideKeys(parallel_for); !status.ok()) return status;
   const int64_t num_chunks = (n + kChunkItems - 1) / kChunkItems;
   const int64_t num_masks = SelectionWords(n);
   Selection selection;

@@ -18,7 +18,7 @@ namespace gradcomp {
 
 // Selects k of n items and writes their positions block and the items themselves.
 //
-//   values      [n, components] floats, any bits; components 1 (real) or 2 (complex).
+//   values      [n, components] floats, any bits; components as in item_shape.h.
 //   row_length  L >= 0. With L > 0, which needs components 2 and n a multiple of L/2 + 1, the items
 //               are rows of L/2 + 1 bins of real transforms of length L, and bins that stand for a
 //               conjugate pair count twice.
@@ -27,8 +27,8 @@ namespace gradcomp {
 //   kept        [k, components] the selected items in ascending order of position, bits unchanged.
 //
 // Errors: InvalidArgument for arguments outside these limits, ResourceExhausted if there is no
-// memory for scratch space (6.3 bytes an item, most of it untouched as a rule).
-// The same bits for any `parallel_for`. Thread-safe.
+// memory for scratch space (6.3 bytes an item, most of it untouched as a rule; 4 more for wide
+// ones). The same bits for any `parallel_for`. Thread-safe.
 Status TopKSelect(const float* values, int64_t n, int components, int64_t row_length, int64_t k,
                   const ParallelFor& parallel_for, uint32_t* positions, float* kept);
 

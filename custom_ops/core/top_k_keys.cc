@@ -2,12 +2,26 @@
 #include "top_k_keys.h"
 
 #include <algorithm>
+#include <array>
 #include <functional>
 #include <string>
+#include <utility>
 #include <vector>
+
+#include "prefetch.h"
+#include "scratch.h"
 
 namespace gradcomp {
 namespace {
+
+// Items whose keys are computed at a time, into an array that stays in the first-level cache.
+constexpr int64_t kTile = 1024;
+// Keys that take less time to sort in part than a histogram takes to clear.
+constexpr int64_t kFewKeys = 512;
+// Partial sums of a wide item's squares.
+constexpr int kLanes = 8;
+// Wide items whose sums are computed at a time.
+constexpr int64_t kWideTile = 64;
 
 GRADCOMP_MULTIVERSION
 void RealKeys(const float* values, int64_t count, uint32_t* keys) {
@@ -21,10 +35,74 @@ void ComplexKeys(const float* values, int64_t count, double weight, uint32_t* ke
   }
 }
 
+void WideKeys(const float* values, int64_t count, int components, uint32_t* keys) {
+  double sums[kWideTile];
+  for (int64_t first = 0; first < count; first += kWideTile) {
+    const int64_t size = std::min(kWideTile, count - first);
+    SumsOfSquares(values + first * components, size, components, sums);
+    for (int64_t i = 0; i < size; ++i) keys[first + i] = EnergyKey(sums[i]);
+  }
+}
+
+// Real items that reach a threshold: compared as they are loaded. Returns how many.
+GRADCOMP_MULTIVERSION
+int64_t CompareValues(const float* values, int64_t num_masks, uint32_t threshold,
+                      uint64_t* selected) {
+  int64_t count = 0;
+  for (int64_t m = 0; m < num_masks; ++m, values += 64) {
+    uint8_t reaches[64];
+    PrefetchAhead(values, 64);
+    for (int i = 0; i < 64; ++i) reaches[i] = RealKey(values[i]) >= threshold;
+    selected[m] = PackFlags(reaches);
+    count += __builtin_popcountll(selected[m]);
+  }
+  return count;
+}
+
+GRADCOMP_MULTIVERSION
+int64_t CompareKeys(const uint32_t* keys, int64_t num_masks, uint32_t threshold,
+                    uint64_t* selected) {
+  int64_t count = 0;
+  for (int64_t m = 0; m < num_masks; ++m, keys += 64) {
+    uint8_t reaches[64];
+    for (int i = 0; i < 64; ++i) reaches[i] = keys[i] >= threshold;
+    selected[m] = PackFlags(reaches);
+    count += __builtin_popcountll(selected[m]);
+  }
+  return count;
+}
+
 }  // namespace
+
+GRADCOMP_MULTIVERSION
+void SumsOfSquares(const float* values, int64_t count, int components, double* sums) {
+  const int whole = components / kLanes * kLanes;
+  for (int64_t item = 0; item < count; ++item, values += components) {
+    double lanes[kLanes] = {};
+    for (int i = 0; i < whole; i += kLanes) {
+      for (int lane = 0; lane < kLanes; ++lane) {
+        const double x = values[i + lane];
+        lanes[lane] += x * x;
+      }
+    }
+    for (int i = whole; i < components; ++i) {
+      const double x = values[i];
+      lanes[i - whole] += x * x;
+    }
+    for (int half = kLanes / 2; half > 0; half /= 2) {
+      for (int lane = 0; lane < half; ++lane) lanes[lane] += lanes[lane + half];
+    }
+    sums[item] = lanes[0];
+  }
+}
 
 void KeyedItems::Keys(int64_t first, int64_t count, uint32_t* keys) const {
   if (components == 1) return RealKeys(values + first, count, keys);
+  if (wide_keys) {
+    std::copy_n(wide_keys.get() + first, count, keys);
+    return;
+  }
+  if (IsWide(components)) return WideKeys(values + first * components, count, components, keys);
   ComplexKeys(values + 2 * first, count, row_length == 0 ? 1.0 : 2.0, keys);
   if (row_length == 0) return;
   // The bins that are their own conjugate are few: mend them afterwards.
@@ -39,10 +117,24 @@ void KeyedItems::FixBins(int64_t first, int64_t count, int64_t bin, uint32_t* ke
   }
 }
 
+uint32_t KeyedItems::WideKeyAt(int64_t item) const {
+  uint32_t key;
+  WideKeys(values + item * components, 1, components, &key);
+  return key;
+}
+
+Status KeyedItems::ComputeWideKeys(const ParallelFor& parallel_for) {
+  if (!IsWide(components)) return Status();
+  std::unique_ptr<uint32_t[]> keys = AllocateScratch<uint32_t>(n);
+  if (!keys) return OutOfScratch();
+  RunShards(parallel_for, n, components,
+            [&](int64_t begin, int64_t end) { Keys(begin, end - begin, keys.get() + begin); });
+  wide_keys = std::move(keys);
+  return Status();
+}
+
 Status KeyedItems::Validate() const {
-  if (components != 1 && components != 2) {
-    return Status::InvalidArgument("components must be 1 or 2, got " + std::to_string(components));
-  }
+  if (Status status = ValidateComponents(components); !status.ok()) return status;
   if (row_length < 0 || (row_length > 0 && components != 2)) {
     return Status::InvalidArgument("row_length must be 0, or positive with complex items; got " +
                                    std::to_string(row_length));
@@ -56,9 +148,41 @@ Status KeyedItems::Validate() const {
   return Status();
 }
 
-// Narrows the keys down to one bin of a histogram first, because sorting steps are slow on
+int64_t MarkReached(const KeyedItems& items, int64_t first, int64_t end, uint32_t threshold,
+                    uint64_t* masks) {
+  int64_t count = 0;
+  if (items.components == 1) {
+    const int64_t num_masks = (end - first) / 64;
+    count += CompareValues(items.values + first, num_masks, threshold, masks);
+    first += num_masks * 64;
+    masks += num_masks;
+  }
+  uint32_t keys[kTile];
+  for (; first < end; first += kTile, masks += kTile / 64) {
+    const int64_t size = std::min(kTile, end - first);
+    const int64_t num_masks = (size + 63) / 64;
+    items.Keys(first, size, keys);
+    std::fill(keys + size, keys + num_masks * 64, 0);
+    count += CompareKeys(keys, num_masks, threshold, masks);
+    // What fills the last mask up reaches a threshold of zero.
+    if (size % 64 != 0 && threshold == 0) {
+      masks[num_masks - 1] &= (uint64_t{1} << (size % 64)) - 1;
+      count -= num_masks * 64 - size;
+    }
+  }
+  return count;
+}
+
+// Narrows many keys down to one bin of a histogram first, because sorting steps are slow on
 // unpredictable data.
 uint32_t SelectLargest(const uint32_t* keys, int64_t size, int64_t rank) {
+  if (size <= kFewKeys) {
+    std::array<uint32_t, kFewKeys> few;
+    std::copy_n(keys, size, few.begin());
+    std::nth_element(few.begin(), few.begin() + (rank - 1), few.begin() + size,
+                     std::greater<uint32_t>());
+    return few[static_cast<size_t>(rank - 1)];
+  }
   uint32_t smallest = keys[0], largest = keys[0];
   for (int64_t i = 1; i < size; ++i) {
     smallest = std::min(smallest, keys[i]);

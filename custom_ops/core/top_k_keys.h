@@ -6,8 +6,11 @@
 
 #include <cstdint>
 #include <cstring>
+#include <memory>
 
+#include "item_shape.h"
 #include "multiversion.h"
+#include "parallel.h"
 #include "status.h"
 #include "top_k_math.h"
 
@@ -17,13 +20,15 @@ namespace gradcomp {
 struct KeyedItems {
   const float* values;  // [n, components], any bits
   int64_t n;
-  int components;      // 1 (real) or 2 (complex)
+  int components;
   int64_t row_length;  // L: if positive, the items are rows of L/2 + 1 bins of real transforms
+  std::unique_ptr<uint32_t[]> wide_keys = nullptr;  // [n] what ComputeWideKeys() found, if called
 
   int64_t RowBins() const { return row_length / 2 + 1; }
 
   uint32_t KeyAt(int64_t item) const {
     if (components == 1) return RealKey(values[item]);
+    if (IsWide(components)) return wide_keys ? wide_keys[item] : WideKeyAt(item);
     return ComplexKey(values[2 * item], values[2 * item + 1],
                       BinWeight(item % RowBins(), row_length));
   }
@@ -31,13 +36,28 @@ struct KeyedItems {
   // keys[i] = key of item first + i.
   void Keys(int64_t first, int64_t count, uint32_t* keys) const;
 
-  // InvalidArgument unless components is 1 or 2, and row_length is 0, or positive with complex
-  // items that fill their rows.
+  // Keys of wide items take longer than anything that is done with them: with this they are
+  // computed once, each shard a part of them. No effect on other items. ResourceExhausted if there
+  // is no memory for them.
+  Status ComputeWideKeys(const ParallelFor& parallel_for);
+
+  // InvalidArgument for a bad number of components, and unless row_length is 0, or positive with
+  // complex items that fill their rows.
   Status Validate() const;
 
  private:
+  uint32_t WideKeyAt(int64_t item) const;
   void FixBins(int64_t first, int64_t count, int64_t bin, uint32_t* keys) const;
 };
+
+// sums[i] = the sum of the squares of item i's components, in the order of FORMAT.md, section
+// "Top-k".
+void SumsOfSquares(const float* values, int64_t count, int components, double* sums);
+
+// Marks which of the items first .. end-1 have a key of at least `threshold`, and returns how many.
+// Bit i mod 64 of masks[i div 64] belongs to item first + i; bits from `end` on are cleared.
+int64_t MarkReached(const KeyedItems& items, int64_t first, int64_t end, uint32_t threshold,
+                    uint64_t* masks);
 
 // The `rank`-th largest of `keys`, 1 <= rank <= size.
 uint32_t SelectLargest(const uint32_t* keys, int64_t size, int64_t rank);

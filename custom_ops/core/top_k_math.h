@@ -12,7 +12,7 @@ namespace gradcomp {
 
 // Keys of Inf and NaN, the largest there are.
 constexpr uint32_t kMaxRealKey = 0x7f800000u;
-constexpr uint32_t kMaxComplexKey = 0x7ff00000u;
+constexpr uint32_t kMaxEnergyKey = 0x7ff00000u;
 
 // The pattern of abs(x): ordered as the magnitudes are.
 GRADCOMP_HOST_DEVICE uint32_t RealKey(float x) {
@@ -20,14 +20,18 @@ GRADCOMP_HOST_DEVICE uint32_t RealKey(float x) {
   return magnitude < kMaxRealKey ? magnitude : kMaxRealKey;
 }
 
-// The upper half of the binary64 pattern of weight * (re^2 + im^2), weight 1 or 2. Products of
-// binary32 numbers and a doubling are exact in binary64, so contraction cannot change the result.
+// The upper half of the binary64 pattern of an energy: a sum of squares.
+GRADCOMP_HOST_DEVICE uint32_t EnergyKey(double energy) {
+  const uint32_t upper = static_cast<uint32_t>(BitsOf(energy) >> 32) & ~kSignBit;
+  return upper < kMaxEnergyKey ? upper : kMaxEnergyKey;
+}
+
+// The key of weight * (re^2 + im^2), weight 1 or 2. Products of binary32 numbers and a doubling are
+// exact in binary64, so contraction cannot change the result.
 GRADCOMP_HOST_DEVICE uint32_t ComplexKey(float re, float im, double weight) {
   const double real = re;
   const double imaginary = im;
-  const double energy = weight * (real * real + imaginary * imaginary);
-  const uint32_t upper = static_cast<uint32_t>(BitsOf(energy) >> 32) & ~kSignBit;
-  return upper < kMaxComplexKey ? upper : kMaxComplexKey;
+  return EnergyKey(weight * (real * real + imaginary * imaginary));
 }
 
 // How often a bin of a real transform of length `row_length` counts: 1 if it is its own conjugate,

@@ -11,6 +11,7 @@
 #include <string>
 
 #include "absl/status/status.h"
+#include "custom_ops/core/item_shape.h"
 #include "custom_ops/cuda/cuda_launch.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/tensor.h"
@@ -44,6 +45,12 @@ class Workspace {
   ::tensorflow::Tensor tensor_;
   size_t bytes_ = 0;
 };
+
+inline absl::Status RefuseWide(const ::tensorflow::OpKernel* kernel, int components) {
+  if (!IsWide(components)) return absl::OkStatus();
+  return absl::UnimplementedError("items of more than 2 components need the CPU: place " +
+                                  kernel->name() + " on it");
+}
 
 inline absl::Status CheckSizeForGpu(int64_t size) {
   if (size <= cuda::kMaxSize) return absl::OkStatus();

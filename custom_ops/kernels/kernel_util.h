@@ -8,6 +8,7 @@
 #include <string>
 
 #include "absl/status/status.h"
+#include "custom_ops/core/item_shape.h"
 #include "custom_ops/core/parallel.h"
 #include "custom_ops/core/status.h"
 #include "tensorflow/core/framework/op_kernel.h"
@@ -52,20 +53,23 @@ inline const float* FloatsOf(const ::tensorflow::Tensor& tensor) {
 }
 inline float* MutableFloatsOf(::tensorflow::Tensor* tensor) { return tensor->flat<float>().data(); }
 
-// Checks that `tensor` has `leading` dimensions, for real items, or one more of size 2, for complex
-// ones; `*components` says which.
+// Checks that `tensor` has `leading` dimensions, for real items, or one more, whose size is the
+// number of components of its items.
 inline absl::Status ItemComponents(const ::tensorflow::Tensor& tensor, const char* name,
                                    int leading, int* components) {
   const ::tensorflow::TensorShape& shape = tensor.shape();
   if (shape.dims() == leading) {
     *components = 1;
-  } else if (shape.dims() == leading + 1 && shape.dim_size(leading) == 2) {
-    *components = 2;
-  } else {
+    return absl::OkStatus();
+  }
+  const int64_t size = shape.dims() == leading + 1 ? shape.dim_size(leading) : 0;
+  if (size < 2 || size > kMaxComponents) {
     return absl::InvalidArgumentError(
         std::string(name) + " must have " + std::to_string(leading) +
-        " dimension(s), or one more of size 2 for complex items; got shape " + shape.DebugString());
+        " dimension(s), or one more of size 2.." + std::to_string(kMaxComponents) +
+        " for items of several components; got shape " + shape.DebugString());
   }
+  *components = static_cast<int>(size);
   return absl::OkStatus();
 }
 

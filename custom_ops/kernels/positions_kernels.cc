@@ -44,7 +44,7 @@ class PositionsSumOp : public OpKernel {
                                            " cannot hold positions blocks of " + std::to_string(k) +
                                            " of " + std::to_string(n) + " items"));
     TensorShape sum_shape({n});
-    if (components == 2) sum_shape.AddDim(2);
+    if (components > 1) sum_shape.AddDim(components);
     Tensor* sum = nullptr;
     OP_REQUIRES_OK(context, context->allocate_output(0, sum_shape, &sum));
     OP_REQUIRES_OK(
@@ -73,7 +73,7 @@ class PositionsReplaceOp : public OpKernel {
     OP_REQUIRES_OK(context, ItemComponents(kept, "kept", 1, &kept_components));
     OP_REQUIRES(context, components == kept_components,
                 absl::InvalidArgumentError(
-                    "values and kept must both be real or both complex, got shapes " +
+                    "items of values and kept must have as many components, got shapes " +
                     values.shape().DebugString() + " and " + kept.shape().DebugString()));
     const int64_t n = values.dim_size(0);
     OP_REQUIRES(

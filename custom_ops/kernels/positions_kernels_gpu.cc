@@ -36,6 +36,7 @@ class PositionsSumGpuOp : public OpKernel {
     int components = 0;
     OP_REQUIRES_OK(context, CheckRank(positions, "positions", 2));
     OP_REQUIRES_OK(context, ItemComponents(kept, "kept", 2, &components));
+    OP_REQUIRES_OK(context, RefuseWide(this, components));
     OP_REQUIRES_OK(context, CheckRank(size, "size", 0));
     const int64_t num_workers = positions.dim_size(0);
     OP_REQUIRES(context, kept.dim_size(0) == num_workers,
@@ -54,7 +55,7 @@ class PositionsSumGpuOp : public OpKernel {
                                            " cannot hold positions blocks of " + std::to_string(k) +
                                            " of " + std::to_string(n) + " items"));
     TensorShape sum_shape({n});
-    if (components == 2) sum_shape.AddDim(2);
+    if (components > 1) sum_shape.AddDim(components);
     Tensor* sum = nullptr;
     OP_REQUIRES_OK(context, context->allocate_output(0, sum_shape, &sum));
     Workspace workspace;
@@ -79,11 +80,12 @@ class PositionsReplaceGpuOp : public OpKernel {
     const Tensor& kept = context->input(2);
     int components = 0, kept_components = 0;
     OP_REQUIRES_OK(context, ItemComponents(values, "values", 1, &components));
+    OP_REQUIRES_OK(context, RefuseWide(this, components));
     OP_REQUIRES_OK(context, CheckRank(positions, "positions", 1));
     OP_REQUIRES_OK(context, ItemComponents(kept, "kept", 1, &kept_components));
     OP_REQUIRES(context, components == kept_components,
                 absl::InvalidArgumentError(
-                    "values and kept must both be real or both complex, got shapes " +
+                    "items of values and kept must have as many components, got shapes " +
                     values.shape().DebugString() + " and " + kept.shape().DebugString()));
     const int64_t n = values.dim_size(0);
     const int64_t k = kept.dim_size(0);

@@ -25,6 +25,7 @@ class TopKSelectGpuOp : public OpKernel {
     const Tensor& count = context->input(1);
     int components = 0;
     OP_REQUIRES_OK(context, ItemComponents(values, "values", 1, &components));
+    OP_REQUIRES_OK(context, RefuseWide(this, components));
     OP_REQUIRES_OK(context, CheckRank(count, "count", 0));
     const int64_t n = values.dim_size(0);
     const int64_t k = count.scalar<int64_t>()();

@@ -26,7 +26,8 @@ REGISTER_OP("Gradcomp>MagnitudeMoments")
     .Doc(R"doc(
 Moments of the finite magnitudes above a bound, in binary64 and in a fixed order.
 
-values: `[n]` real or `[n, 2]` complex items (real part first).
+values: `[n]` real items or `[n, c]` items of c components, whose magnitude is their Euclidean norm;
+  `c = 2` are complex ones (real part first).
 bound: scalar >= 0; 0 leaves out the zeros.
 moments: `[5]` their count, minimum, mean, variance (mean squared deviation) and mean natural
   logarithm; zeros if there are none.

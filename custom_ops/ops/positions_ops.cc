@@ -35,7 +35,7 @@ absl::Status PositionsSumShape(InferenceContext* c) {
   bool counted = false;
   TF_RETURN_IF_ERROR(c->GetAttr("counted", &counted));
   TF_RETURN_IF_ERROR(CheckNumWords(c, c->Dim(positions, 1), n, c->Dim(kept, 1), counted));
-  c->set_output(0, c->Rank(kept) == 2 ? c->Vector(n) : c->Matrix(n, 2));
+  c->set_output(0, c->Rank(kept) == 2 ? c->Vector(n) : c->Matrix(n, c->Dim(kept, 2)));
   return absl::OkStatus();
 }
 
@@ -46,6 +46,10 @@ absl::Status PositionsReplaceShape(InferenceContext* c) {
   TF_RETURN_IF_ERROR(ItemsShape(c, c->input(2), 1, &kept));
   if (c->RankKnown(values) && c->RankKnown(kept)) {
     TF_RETURN_IF_ERROR(c->WithRank(kept, c->Rank(values), &kept));
+    if (c->Rank(values) == 2) {
+      DimensionHandle components;
+      TF_RETURN_IF_ERROR(c->Merge(c->Dim(values, 1), c->Dim(kept, 1), &components));
+    }
     bool counted = false;
     TF_RETURN_IF_ERROR(c->GetAttr("counted", &counted));
     TF_RETURN_IF_ERROR(
@@ -84,9 +88,9 @@ Sums the kept items of all workers into a dense tensor.
 In float32 and in the order of the workers, from +0, so that every worker gets the same bits.
 
 positions: `[W, p]` a positions block of the wire format for each of W workers.
-kept: `[W, k]` real or `[W, k, 2]` complex items, in ascending order of position.
+kept: `[W, k]` real items or `[W, k, c]` items of c components, in ascending order of position.
 size: scalar n: the number of items of the sum.
-sum: `[n]` or `[n, 2]`.
+sum: `[n]` or `[n, c]`.
 counted: the blocks are counted ones, with room for k items; what `kept` has beyond a block's count
   is ignored.
 )doc");
@@ -103,9 +107,9 @@ Replaces the items at the positions, in place where nothing else reads `values`.
 
 With the quantization error of the kept items as `kept`, the result is the residual.
 
-values: `[n]` real or `[n, 2]` complex items.
+values: `[n]` real items or `[n, c]` items of c components.
 positions: `[p]` a positions block of the wire format.
-kept: `[k]` or `[k, 2]` the new items, in ascending order of position.
+kept: `[k]` or `[k, c]` the new items, in ascending order of position.
 replaced: like `values`.
 counted: the block is a counted one, with room for k items; what `kept` has beyond its count is
   ignored.
@@ -122,10 +126,10 @@ Reads the items at the positions.
 
 For positions that are chosen without looking at the values, as those of random-k are.
 
-values: `[n]` real or `[n, 2]` complex items.
+values: `[n]` real items or `[n, c]` items of c components.
 positions: `[p]` a positions block of the wire format.
 count: scalar k: the number of positions in the block.
-kept: `[k]` or `[k, 2]` the items, in ascending order of position, bits unchanged.
+kept: `[k]` or `[k, c]` the items, in ascending order of position, bits unchanged.
 )doc");
 
 }  // namespace

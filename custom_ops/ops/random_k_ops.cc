@@ -61,7 +61,7 @@ Multiplies each item kept by random-k by the number of items in its stratum.
 
 That makes random-k unbiased. In place where nothing else reads `kept`.
 
-kept: `[k]` real or `[k, 2]` complex items, one from each stratum, in order.
+kept: `[k]` real items or `[k, c]` items of c components, one from each stratum, in order.
 size: scalar n, 1 <= n < 2^32: the number of items they were drawn from.
 scaled: like `kept`.
 )doc");

@@ -55,11 +55,12 @@ Selects the items whose magnitude reaches a threshold, up to a capacity.
 
 If more items reach it than fit, those of largest magnitude are kept, ties broken by lowest index.
 
-values: `[n]` real or `[n, 2]` complex items (real part first). Inf and NaN always reach it.
+values: `[n]` real items or `[n, c]` items of c components, whose magnitude is their Euclidean norm;
+  `c = 2` are complex ones (real part first). Inf and NaN always reach it.
 threshold: scalar >= 0.
 capacity: scalar K, 1 <= K <= n: the largest number of items to keep.
 positions: `[p]` the counted positions block of the wire format (custom_ops/core/FORMAT.md).
-kept: `[K]` or `[K, 2]` the items kept, in ascending order of position, then zeros.
+kept: `[K]` or `[K, c]` the items kept, in ascending order of position, then zeros.
 row_length: L. If positive, `values` is `[n, 2]`, the rows of `L/2 + 1` bins of real transforms of
   length L, and bins that stand for a conjugate pair count twice (in energy).
 )doc");
@@ -75,7 +76,7 @@ REGISTER_OP("Gradcomp>SampledThreshold")
     .Doc(R"doc(
 A threshold that about k of the n items reach, judged by a sample of them.
 
-values: `[n]` real or `[n, 2]` complex items (real part first).
+values: `[n]` or `[n, c]` items, as in ThresholdSelect.
 key: `[4]` (seed, stream, bucket, step) of the sample, which is the draw of random-k.
 count: scalar k, 1 <= k <= n.
 num_samples: scalar s, 1 <= s <= n.

@@ -38,10 +38,11 @@ REGISTER_OP("Gradcomp>TopKSelect")
     .Doc(R"doc(
 Selects the items of largest magnitude, exactly, ties broken by lowest index.
 
-values: `[n]` real or `[n, 2]` complex items (real part first). Inf and NaN rank first.
+values: `[n]` real items or `[n, c]` items of c components, which rank by their sum of squares;
+  `c = 2` are complex ones (real part first). Inf and NaN rank first.
 count: scalar k, 1 <= k <= n: the number of items to keep.
 positions: `[p]` the positions block of the wire format (custom_ops/core/FORMAT.md).
-kept: `[k]` or `[k, 2]` the items kept, in ascending order of position.
+kept: `[k]` or `[k, c]` the items kept, in ascending order of position.
 row_length: L. If positive, `values` is `[n, 2]`, the rows of `L/2 + 1` bins of real transforms of
   length L, and bins that stand for a conjugate pair count twice in the ranking.
 )doc");

@@ -22,8 +22,9 @@ from tf_gradcomp.compression import Compression
 rng = np.random.default_rng(7)
 draw = base.Draw(bucket=1, worker=0, step=tf.constant(7))
 # Blocks cut into many shards, or one across all of them; a bitmap of positions, or indices.
-more = ["topk:density=0.15", "dithering:block=0,norm=l2", "onebit:block=0", "acpsgd:rank=31",
-        "uniform:stochastic=true", "threshold:threshold=1e-39,capacity=0.01"]
+more = ["topk:density=0.15", "topk:chunk=4096", "block_topk:block=9", "onebit:block=0",
+        "dithering:block=0,norm=l2", "acpsgd:rank=31", "uniform:stochastic=true",
+        "threshold:threshold=1e-39,capacity=0.01"]
 
 
 def floats(shape):

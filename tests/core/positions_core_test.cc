@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "custom_ops/core/item_shape.h"
 #include "custom_ops/core/positions.h"
 #include "tests/core/check.h"
 #include "tests/core/hostile_threads.h"
@@ -184,15 +185,34 @@ void TestBlocks() {
   TestBlock(1000003, 150001, 2, &random);
 }
 
-// Sum and replace refuse the block and leave everything outside their output alone.
+void TestWideBlocks() {
+  std::mt19937 random(6);
+  for (int64_t n : {1, 2, 33, 65, 1000}) {
+    for (int64_t k : {int64_t{0}, int64_t{1}, n / 20, n / 3, n}) {
+      for (int components : {3, 17, 256}) {
+        TestBlock(n, k, components, &random);
+        TestCountedBlock(n, k, components, &random);
+      }
+    }
+  }
+  for (int64_t k : {5, 9000}) {  // in either layout
+    TestBlock(70001, k, 3, &random);
+    TestCountedBlock(70001, k, 3, &random);
+  }
+  TestBlock(3, 2, kMaxComponents, &random);
+}
+
+// Sum and replace refuse the block and leave everything outside their output alone; with wide
+// items, their output too.
 void ExpectRefused(const char* what, const std::vector<uint32_t>& block, int64_t n, int64_t k) {
   CurrentCase() = what;
   const int64_t num_words = static_cast<int64_t>(block.size());
   // Exact sizes on the heap: the address sanitizer sees any access beyond them.
   const std::vector<uint32_t> words(block);
-  for (int components : {1, 2}) {
+  for (int components : {1, 2, 3}) {
     const std::vector<float> kept(static_cast<size_t>(k * components), 1.0f);
     Guarded<float> dense(n * components);
+    const std::vector<float> before = dense.ToVector();
     CHECK(PositionsSum(words.data(), kept.data(), 1, num_words, n, components, k, SerialFor,
                        dense.data())
               .code() == StatusCode::kInvalidArgument);
@@ -200,6 +220,7 @@ void ExpectRefused(const char* what, const std::vector<uint32_t>& block, int64_t
                            dense.data())
               .code() == StatusCode::kInvalidArgument);
     CHECK(dense.Intact());
+    if (IsWide(components)) CHECK(SameBits(dense.ToVector(), before));
     Guarded<float> taken(k * components);
     CHECK(PositionsTake(words.data(), dense.data(), num_words, n, components, k, SerialFor,
                         taken.data())
@@ -365,7 +386,9 @@ void TestRefusedArguments() {
   CHECK(code(4, 2, 3) == StatusCode::kOk);
   CHECK(code(4, 2, 2) == StatusCode::kInvalidArgument);
   CHECK(code(4, 2, 4) == StatusCode::kInvalidArgument);
-  CHECK(code(4, 3, 3) == StatusCode::kInvalidArgument);
+  CHECK(code(4, 0, 3) == StatusCode::kInvalidArgument);
+  CHECK(code(4, -1, 3) == StatusCode::kInvalidArgument);
+  CHECK(code(4, kMaxComponents + 1, 3) == StatusCode::kInvalidArgument);
   CHECK(code(2, 1, 3) == StatusCode::kInvalidArgument);
   uint32_t counted[2];
   CHECK(PositionsGather(selected, values, 4, 1, 2, SerialFor, counted, kept, true).code() ==
@@ -405,6 +428,7 @@ extern "C" const char* __asan_default_options() { return "allocator_may_return_n
 
 int main() {
   gradcomp::TestBlocks();
+  gradcomp::TestWideBlocks();
   gradcomp::TestCorruptBitmaps();
   gradcomp::TestCorruptEliasFano();
   gradcomp::TestCorruptCounted();

@@ -81,7 +81,7 @@ void TestScale() {
   std::mt19937 random(2);
   for (int64_t k : {1, 2, 5, 1000, 1025}) {
     for (int64_t n : {k, k + 1, 3 * k - 1, int64_t{123456789}}) {
-      for (int components : {1, 2}) {
+      for (int components : {1, 2, 9}) {
         CurrentCase() = "scale n " + std::to_string(n) + " k " + std::to_string(k);
         std::vector<float> kept, expected;
         for (int64_t i = 0; i < k * components; ++i) {
@@ -117,7 +117,8 @@ void TestRefused() {
     CHECK(code(n, 1) == StatusCode::kInvalidArgument);
   }
   float kept[3] = {};
-  CHECK(RandomKScale(kept, 5, 3, 1, SerialFor, kept).code() == StatusCode::kInvalidArgument);
+  CHECK(RandomKScale(kept, 5, 3, 1, SerialFor, kept).ok());
+  CHECK(RandomKScale(kept, 5, 0, 1, SerialFor, kept).code() == StatusCode::kInvalidArgument);
 }
 
 }  // namespace

@@ -37,6 +37,15 @@ std::vector<float> MakeValues(int kind, int64_t size, std::mt19937* random) {
 
 uint32_t KeyOf(const std::vector<float>& values, int components, int64_t row_length, int64_t i) {
   if (components == 1) return RealKey(values[i]);
+  if (components > 2) {  // eight or fewer: each square is a partial sum
+    double sums[8] = {};
+    for (int c = 0; c < components; ++c) {
+      const double x = values[i * components + c];
+      sums[c] = x * x;
+    }
+    return EnergyKey(((sums[0] + sums[4]) + (sums[2] + sums[6])) +
+                     ((sums[1] + sums[5]) + (sums[3] + sums[7])));
+  }
   return ComplexKey(values[2 * i], values[2 * i + 1],
                     BinWeight(i % (row_length / 2 + 1), row_length));
 }
@@ -87,8 +96,9 @@ void TestSelection(const std::vector<float>& values, int components, int64_t row
 void TestSelections() {
   std::mt19937 random(3);
   for (int64_t size : {1, 2, 63, 64, 65, 1023, 1025, 4099, 8191, 8193, 70001}) {
-    for (int64_t row_length : {-1, 0, 2, 126}) {  // -1: real items
-      const int components = row_length < 0 ? 1 : 2;
+    for (int64_t row_length : {-1, 0, 2, 126, -5}) {  // -c: items of c components
+      const int components = static_cast<int>(row_length < 0 ? -row_length : 2);
+      if (size > 10000 && components > 2) continue;
       const int64_t length = std::max<int64_t>(row_length, 0);
       const int64_t bins = length / 2 + 1;
       const int64_t n = (size + bins - 1) / bins * bins;
@@ -111,7 +121,7 @@ void TestSampled() {
   std::mt19937 random(4);
   const RandomKey key = {9, 8, 7, 6};
   for (int64_t n : {1, 100, 5001}) {
-    for (int components : {1, 2}) {
+    for (int components : {1, 2, 7}) {
       for (int kind = 0; kind < 4; ++kind) {
         const std::vector<float> values = MakeValues(kind, n * components, &random);
         for (int64_t samples : {int64_t{1}, n / 7 + 1, n}) {
@@ -164,7 +174,8 @@ void TestRefused() {
   const int64_t n = int64_t{1} << 33;
   CHECK(select(n, 1, 0, 1.0f, int64_t{1} << 32) == StatusCode::kInvalidArgument);
   CHECK(select(4, 1, 2, 1.0f, 1) == StatusCode::kInvalidArgument);
-  CHECK(select(2, 3, 0, 1.0f, 1) == StatusCode::kInvalidArgument);
+  CHECK(select(2, 0, 0, 1.0f, 1) == StatusCode::kInvalidArgument);
+  CHECK(select(2, 3, 2, 1.0f, 1) == StatusCode::kInvalidArgument);
   const auto sampled = [&](int64_t n, int64_t k, int64_t samples) {
     return SampledThreshold(values, n, 1, 0, k, samples, {1, 2, 3, 4}, SerialFor, &found).code();
   };

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "custom_ops/core/item_shape.h"
 #include "custom_ops/core/positions.h"
 #include "custom_ops/core/top_k.h"
 #include "custom_ops/core/top_k_math.h"
@@ -24,6 +25,23 @@ struct Shape {
   int64_t row_length;
 };
 
+std::vector<uint32_t> OracleWideKeys(const std::vector<float>& values, int components) {
+  std::vector<uint32_t> keys;
+  for (size_t first = 0; first < values.size(); first += static_cast<size_t>(components)) {
+    double sums[8] = {};
+    for (int i = 0; i < components; ++i) {
+      const double x = values[first + static_cast<size_t>(i)];
+      sums[i % 8] += x * x;
+    }
+    const double energy =
+        ((sums[0] + sums[4]) + (sums[2] + sums[6])) + ((sums[1] + sums[5]) + (sums[3] + sums[7]));
+    uint64_t bits;
+    std::memcpy(&bits, &energy, 8);
+    keys.push_back(std::min(static_cast<uint32_t>(bits >> 32) & 0x7fffffffu, 0x7ff00000u));
+  }
+  return keys;
+}
+
 // The keys of FORMAT.md, section "Top-k".
 std::vector<uint32_t> OracleKeys(const std::vector<float>& values, const Shape& shape) {
   std::vector<uint32_t> keys;
@@ -35,6 +53,7 @@ std::vector<uint32_t> OracleKeys(const std::vector<float>& values, const Shape& 
     }
     return keys;
   }
+  if (shape.components > 2) return OracleWideKeys(values, shape.components);
   const int64_t length = shape.row_length;
   for (size_t i = 0; i < values.size() / 2; ++i) {
     double weight = 1.0;
@@ -127,6 +146,28 @@ void TestSizes() {
   }
 }
 
+void TestWide() {
+  std::mt19937 random(5);
+  for (int components : {3, 7, 8, 9, 256, 1000}) {
+    for (int64_t n : {1, 2, 64, 65, 300}) {
+      for (int kind = 0; kind < kNumKinds; ++kind) {
+        const std::vector<float> values =
+            MakeValues(static_cast<Kind>(kind), n * components, &random);
+        for (int64_t k : {int64_t{1}, n / 50, n / 3, n}) {
+          if (k < 1) continue;
+          CurrentCase() = "n " + std::to_string(n) + " components " + std::to_string(components) +
+                          " kind " + std::to_string(kind) + " k " + std::to_string(k);
+          TestSelection(values, {components, 0}, k);
+        }
+      }
+    }
+  }
+  for (int kind : {kNormal, kTies, kSparse}) {  // sampled
+    CurrentCase() = "wide, kind " + std::to_string(kind);
+    TestSelection(MakeValues(static_cast<Kind>(kind), 3 * 70001, &random), {3, 0}, 5000);
+  }
+}
+
 // Sizes that are sampled, around the segment limit and with several segments.
 void TestLargeSizes() {
   std::mt19937 random(3);
@@ -180,6 +221,7 @@ void TestSpecialValuesRankFirst() {
   TestSelection({max, nan, -inf, max, -nan, inf}, {1, 0}, 3);      // 1, 2, 4: lowest index
   TestSelection({max, max, 0, nan, -inf, 0, 1, 1}, {2, 0}, 2);     // 1, 2
   TestSelection({max, max, max, max, inf, nan, 0, 0}, {2, 2}, 1);  // 2
+  TestSelection({max, max, max, 0, nan, 0, -inf, 0, 1, 0, 0, 0}, {3, 0}, 2);  // 1, 2
 }
 
 void TestRefused() {
@@ -194,7 +236,10 @@ void TestRefused() {
   CHECK(code(4, 1, 0, 0) == StatusCode::kInvalidArgument);
   CHECK(code(4, 1, 0, 5) == StatusCode::kInvalidArgument);
   CHECK(code(0, 1, 0, 1) == StatusCode::kInvalidArgument);
-  CHECK(code(2, 3, 0, 1) == StatusCode::kInvalidArgument);
+  CHECK(code(2, 3, 0, 1) == StatusCode::kOk);
+  CHECK(code(2, 0, 0, 1) == StatusCode::kInvalidArgument);
+  CHECK(code(2, kMaxComponents + 1, 0, 1) == StatusCode::kInvalidArgument);
+  CHECK(code(2, 3, 2, 1) == StatusCode::kInvalidArgument);
   CHECK(code(4, 1, 2, 1) == StatusCode::kInvalidArgument);
   CHECK(code(4, 2, -1, 1) == StatusCode::kInvalidArgument);
   CHECK(code(4, 2, 4, 1) == StatusCode::kInvalidArgument);  // 4 is no multiple of 3 bins
@@ -206,6 +251,7 @@ void TestRefused() {
 int main() {
   gradcomp::TestSizes();
   gradcomp::TestLargeSizes();
+  gradcomp::TestWide();
   gradcomp::TestMisledSample();
   gradcomp::TestSpecialValuesRankFirst();
   gradcomp::TestRefused();

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "custom_ops/core/host_device.h"
+#include "custom_ops/core/item_shape.h"
 #include "custom_ops/core/positions.h"
 #include "tests/core/check.h"
 #include "tests/fuzz/fuzz_input.h"
@@ -147,7 +148,7 @@ void RefuseSizes(FuzzInput* input) {
   const int64_t num_workers = input->NumberOrAny(-1, 3);
   const bool counted = input->OneIn(2);
   const int64_t num_words = input->Number(0, 8);
-  const bool valid = 0 <= k && k <= n && (components == 1 || components == 2);
+  const bool valid = 0 <= k && k <= n && components >= 1 && components <= kMaxComponents;
   const bool may_fit = valid && n < (int64_t{1} << 20);
   const std::vector<uint32_t> words = input->Words(3 * num_words);
   const StatusCode bad = StatusCode::kInvalidArgument;
@@ -182,7 +183,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   }
   gradcomp::Sizes sizes;
   sizes.n = input.OneIn(32) ? input.Number(0, 140000) : input.Size();
-  sizes.components = 1 + (input.OneIn(2) ? 1 : 0);
+  sizes.components = static_cast<int>(input.Number(1, 3));
   // Few items have the Elias-Fano layout, many the bitmap.
   sizes.k = input.Number(0, input.OneIn(2) ? sizes.n : sizes.n / 16);
   sizes.counted = input.OneIn(2);

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "custom_ops/core/host_device.h"
+#include "custom_ops/core/item_shape.h"
 #include "custom_ops/core/positions.h"
 #include "custom_ops/core/threshold.h"
 #include "custom_ops/core/top_k.h"
@@ -106,7 +107,7 @@ void CheckThreshold(const Items& items, int64_t capacity, bool hostile, FuzzInpu
 void Refuse(const Items& items, FuzzInput* input) {
   const int64_t k = input->AnyNumber(), row_length = input->AnyNumber();
   const int components = static_cast<int>(input->NumberOrAny(1, 2));
-  const bool valid_items = (components == 1 && row_length == 0) ||
+  const bool valid_items = (components >= 1 && components <= kMaxComponents && row_length == 0) ||
                            (components == 2 && row_length >= 0 && row_length < 2 * items.n &&
                             items.n % (row_length / 2 + 1) == 0);
   if (valid_items && 1 <= k && k <= items.n) return;
@@ -130,7 +131,7 @@ void Refuse(const Items& items, FuzzInput* input) {
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   gradcomp::FuzzInput input(data, size);
   gradcomp::Items items;
-  items.components = 1 + (input.OneIn(2) ? 1 : 0);
+  items.components = static_cast<int>(input.Number(1, 3));
   items.row_length = 0;
   items.n = 1 + input.Size();
   if (items.components == 2 && input.OneIn(2)) {

@@ -15,7 +15,7 @@ import tensorflow as tf
 import top_k_reference
 from golden_files import from_hex
 
-from tf_gradcomp.ops import positions, range_float, top_k
+from tf_gradcomp.ops import positions, range_float, top_k, top_k_chunked
 
 NAMES = {
     "top_k": [
@@ -33,6 +33,15 @@ NAMES = {
         "complex_non_finite",
         "complex_rows_even",
         "complex_rows_odd",
+        "wide",
+        "wide_non_finite",
+        "wide_order_of_the_sum",
+    ],
+    "top_k_chunked": [
+        "whole_chunks",
+        "shorter_last_chunk",
+        "one_shorter_chunk",
+        "elias_fano",
     ],
     "range_float": [
         "worked_example",
@@ -111,6 +120,24 @@ def test_top_k(name):
     expected = np.zeros_like(items)
     expected[at] = kept
     np.testing.assert_array_equal(replaced.view(np.uint32), expected.view(np.uint32))
+
+
+@pytest.mark.parametrize("name", NAMES["top_k_chunked"])
+def test_top_k_chunked(name):
+    golden = golden_files.read("top_k_chunked", name)
+    items = golden_files.sparse_from_fields(golden)
+    chunk, density = golden["chunk"], golden["density"]
+    words, kept = from_hex(golden["positions"]), from_hex(golden["kept"])
+    oracle_words, oracle_kept = top_k_reference.encode_chunked(items, chunk, density)
+    np.testing.assert_array_equal(oracle_words, words)
+    np.testing.assert_array_equal(oracle_kept.view(np.uint32), kept)
+    num_kept = top_k_reference.num_kept
+    rest = items.size % chunk
+    native_words, native_kept = top_k_chunked.top_k_chunked_select(
+        items, chunk, num_kept(density, chunk), num_kept(density, rest) if rest else 0
+    )
+    np.testing.assert_array_equal(uint32(native_words), words)
+    np.testing.assert_array_equal(uint32(native_kept), kept)
 
 
 @pytest.mark.parametrize("name", NAMES["range_float"])

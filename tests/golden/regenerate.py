@@ -18,7 +18,7 @@ import identity_reference
 import range_float_reference
 import top_k_reference
 from golden_files import to_hex
-from sample_values import sample
+from sample_values import near_one, sample
 
 WORKED_EXAMPLE = np.array([0.5, -0.25, 0, 0.1, -2], np.float32)
 
@@ -36,6 +36,19 @@ def write_top_k(name: str, items: np.ndarray, count: int, row_length: int = 0) -
         name,
         row_length=row_length,
         count=count,
+        **golden_files.sparse_to_fields(items),
+        positions=to_hex(positions),
+        kept=to_hex(kept),
+    )
+
+
+def write_top_k_chunked(name: str, items: np.ndarray, chunk: int, density: float) -> None:
+    positions, kept = top_k_reference.encode_chunked(items, chunk, density)
+    golden_files.write(
+        "top_k_chunked",
+        name,
+        chunk=chunk,
+        density=density,
         **golden_files.sparse_to_fields(items),
         positions=to_hex(positions),
         kept=to_hex(kept),
@@ -113,6 +126,23 @@ def top_k_vectors(rng: np.random.Generator) -> None:
     write_top_k("complex_non_finite", sample("inf_and_nan", (40, 2), rng), 3)
     write_top_k("complex_rows_even", sample("ties", (30, 2), rng), 8, row_length=8)
     write_top_k("complex_rows_odd", sample("ties", (30, 2), rng), 8, row_length=9)
+
+
+def wide_vectors(rng: np.random.Generator) -> None:
+    write_top_k("wide", sample("gauss", (40, 9), rng), 7)
+    write_top_k("wide_non_finite", sample("inf_and_nan", (40, 8), rng), 5)
+    small = [2.0**-28] * 4  # their squares count in a sum close to 1 only if 16 come at once
+    split = {1: small, 3: small, 5: small, 7: small}
+    items = np.stack([near_one({0: small * 4}), near_one(split)])
+    write_top_k("wide_order_of_the_sum", items, 1)
+
+
+def top_k_chunked_vectors(rng: np.random.Generator) -> None:
+    write_top_k_chunked("whole_chunks", sample("gauss", 256, rng), 64, 0.05)
+    write_top_k_chunked("shorter_last_chunk", sample("ties", 200, rng), 64, 0.1)
+    write_top_k_chunked("one_shorter_chunk", sample("inf_and_nan", 40, rng), 64, 0.1)
+    items = {0: 1, 511: -2, 512: 3, 65535: 1e-45, 65536: 2, 70_000: -1}
+    write_top_k_chunked("elias_fano", sparse(70_001, items), 512, 0.001)
 
 
 def range_float_vectors(rng: np.random.Generator) -> None:
@@ -208,6 +238,9 @@ def main() -> None:
         write_fft(name, spectra, row_length, 6, 10, 6)
     spectra[1, 2, 3] = np.nan
     write_fft("one_worker_non_finite", spectra, row_length, 6, 8, 4)
+    rng = np.random.default_rng(3)
+    wide_vectors(rng)
+    top_k_chunked_vectors(rng)
     bad_vectors()
 
 

@@ -162,7 +162,7 @@ def test_fft_selection_loses_exactly_the_dropped_energy(row_length, density, rng
         ((0,), 1, 0, "count"),
         ((), 1, 0, "values"),
         ((5, 1), 1, 0, "values"),
-        ((6, 3), 1, 0, "values"),
+        ((6, 65537), 1, 0, "values"),
         ((3, 2, 2), 1, 0, "values"),
         ((6,), 1, 4, "row_length"),
         ((7, 2), 1, 4, "row_length"),

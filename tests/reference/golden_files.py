@@ -31,7 +31,7 @@ def write(part: str, name: str, **fields: Any) -> None:
 
 
 def sparse_to_fields(items: np.ndarray) -> dict[str, Any]:
-    """float32 [n] or [n, 2] -> fields that list only the items other than +0."""
+    """float32 [n] or [n, c] -> fields that list only the items other than +0."""
     patterns = items.view(np.uint32).reshape(items.shape[0], -1)
     present = np.flatnonzero(patterns.any(axis=1))
     return {
@@ -46,4 +46,4 @@ def sparse_from_fields(fields: dict[str, Any]) -> np.ndarray:
     items = np.zeros((fields["size"], fields["components"]), np.float32)
     indices = [int(i) for i in fields["indices"].split()]
     items[indices] = from_hex(fields["items"], np.float32).reshape(-1, fields["components"])
-    return items if fields["components"] == 2 else items[:, 0]
+    return items if fields["components"] > 1 else items[:, 0]

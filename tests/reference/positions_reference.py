@@ -100,7 +100,7 @@ def decode(words: np.ndarray, n: int, k: int, counted: bool = False) -> np.ndarr
 def decode_sum(
     words_wxp: np.ndarray, kept: np.ndarray, n: int, counted: bool = False
 ) -> np.ndarray:
-    """Blocks [W, p], float32 [W, k] or [W, k, 2] -> float32 [n] or [n, 2].
+    """Blocks [W, p], float32 [W, k] or [W, k, c] -> float32 [n] or [n, c].
 
     Added in float32 and in worker order, starting from +0.
     """
@@ -115,7 +115,7 @@ def decode_sum(
 def replace(
     values: np.ndarray, words: np.ndarray, kept: np.ndarray, counted: bool = False
 ) -> np.ndarray:
-    """float32 [n] or [n, 2], its items at the block's positions replaced by kept [k] or [k, 2]."""
+    """float32 [n] or [n, c], its items at the block's positions replaced by kept [k] or [k, c]."""
     result = values.copy()
     positions = decode(words, values.shape[0], kept.shape[0], counted)
     result[positions] = kept[: positions.size]

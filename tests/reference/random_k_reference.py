@@ -26,7 +26,7 @@ def encode(key: tuple[int, int, int, int], n: int, k: int) -> np.ndarray:
 
 
 def scale(kept: np.ndarray, n: int) -> np.ndarray:
-    """float32 [k] or [k, 2], each item times the size of its stratum."""
+    """float32 [k] or [k, c], each item times the size of its stratum."""
     sizes = np.diff(begins(n, kept.shape[0])).astype(np.float32)
     with np.errstate(over="ignore", invalid="ignore"):  # Inf and NaN are part of the contract
         return kept * sizes.reshape(-1, *[1] * (kept.ndim - 1))

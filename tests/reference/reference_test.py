@@ -35,8 +35,12 @@ def bits64(x: float) -> int:
 def key(item: np.ndarray, weight: float) -> int:
     if item.ndim == 0:
         return min(bits32(abs(float(item))), 0x7F800000)
-    re, im = (float(x) for x in item)
-    energy = weight * (re * re + im * im)
+    squares = [float(x) ** 2 for x in item]
+    if len(squares) > 2:
+        a, b, c, d, e, f, g, h = (sum(squares[lane::8]) for lane in range(8))
+        energy = ((a + e) + (c + g)) + ((b + f) + (d + h))
+    else:
+        energy = weight * sum(squares)
     return min(bits64(abs(energy)) >> 32, 0x7FF00000)
 
 
@@ -50,7 +54,8 @@ def bin_weight(index: int, row_length: int) -> float:
 @pytest.mark.parametrize("kind", KINDS + NON_FINITE_KINDS)
 @pytest.mark.parametrize(
     ("shape", "row_length"),
-    [((1,), 0), ((97,), 0), ((96, 2), 0), ((96, 2), 4), ((96, 2), 5), ((96, 2), 190), ((96, 2), 1)],
+    [((1,), 0), ((97,), 0), ((96, 2), 0), ((96, 2), 4), ((96, 2), 5), ((96, 2), 190), ((96, 2), 1)]
+    + [((50, 3), 0), ((50, 8), 0), ((50, 100), 0)],
 )
 def test_top_k_is_a_sort_by_falling_key_then_index(kind, shape, row_length, rng):
     items = sample(kind, shape, rng)
@@ -61,6 +66,24 @@ def test_top_k_is_a_sort_by_falling_key_then_index(kind, shape, row_length, rng)
     for k in {1, min(2, n), (n + 1) // 2, n}:
         expected = sorted(ranking[:k])
         np.testing.assert_array_equal(top_k_reference.select(items, k, row_length), expected)
+
+
+@pytest.mark.parametrize("n", [1, 63, 64, 65, 640, 700])
+def test_top_k_in_chunks_is_top_k_of_each_chunk(n, rng):
+    items = sample("ties", n, rng)
+    words, kept = top_k_reference.encode_chunked(items, 64, 0.1)
+    expected = []
+    for first in range(0, n, 64):
+        size = min(64, n - first)
+        ranking = sorted(range(size), key=lambda i: (-abs(items[first + i]), i))
+        expected += sorted(first + i for i in ranking[: (size + 9) // 10])
+    np.testing.assert_array_equal(positions_reference.decode(words, n, kept.size), expected)
+    np.testing.assert_array_equal(kept, items[expected])
+
+
+def test_the_number_kept_is_that_of_decimal_arithmetic():
+    for density, n, expected in [(0.1, 10, 1), (0.1, 11, 2), (0.01, 4096, 41), (1e-6, 64, 1)]:
+        assert top_k_reference.num_kept(density, n) == expected
 
 
 def test_complex_keys_span_binary32_and_keep_20_fraction_bits():

@@ -37,6 +37,22 @@ def sample(kind: str, shape: int | tuple[int, ...], rng: np.random.Generator) ->
     raise ValueError(f"unknown kind {kind!r}")
 
 
+def near_one(small: dict[int, list[float]]) -> np.ndarray:
+    """float32 [512]: squares that add up to 1 - 2^-52 in partial sum 0, and small ones after them.
+
+    Args:
+      small: what to put into each of the 8 partial sums.
+    """
+    # x^2 = 1 - 2^-23 + 2^-48 for the first; the others fill the bits up to 2^-52.
+    large = [1 - 2.0**-24]
+    for i in [*range(24, 48), *range(49, 53)]:
+        large += [2.0 ** (-i // 2)] if i % 2 == 0 else [2.0 ** -((i + 1) // 2)] * 2
+    item = np.zeros((64, 8), np.float32)
+    for lane, values in {**small, 0: large + small.get(0, [])}.items():
+        item[: len(values), lane] = values
+    return item.reshape(-1)
+
+
 def _with_non_finite(values: np.ndarray, kind: str, rng: np.random.Generator) -> np.ndarray:
     """One value in a hundred, but at least one, replaced by Inf or NaN of any sign and kind."""
     patterns = {

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Oracle of selection by threshold (FORMAT.md, "Threshold") and of what chooses thresholds.
 
-Items are float32 [n], or [n, 2] for complex ones (real part first).
+Items are float32 [n], or [n, c]: complex ones (real part first) for c = 2, wide ones for more.
 """
 
 import math
@@ -13,9 +13,10 @@ import top_k_reference
 
 
 def threshold_key(threshold: float, components: int) -> int:
-    """The key of the item t, or t + 0i."""
-    item = np.float32([threshold]) if components == 1 else np.float32([[threshold, 0]])
-    return int(top_k_reference.keys(item)[0])
+    """The key of an item of t and zeros."""
+    item = np.zeros((1, components), np.float32)
+    item[0, 0] = threshold
+    return int(top_k_reference.keys(item if components > 1 else item[:, 0])[0])
 
 
 def select(items: np.ndarray, threshold: float, capacity: int, row_length: int = 0) -> np.ndarray:
@@ -31,7 +32,7 @@ def select(items: np.ndarray, threshold: float, capacity: int, row_length: int =
 def encode(
     items: np.ndarray, threshold: float, capacity: int, row_length: int = 0
 ) -> tuple[np.ndarray, np.ndarray]:
-    """-> counted positions block, uint32 [p]; kept items, float32 [capacity] or [capacity, 2]."""
+    """-> counted positions block, uint32 [p]; kept items, float32 [capacity] or [capacity, c]."""
     positions = select(items, threshold, capacity, row_length)
     kept = np.zeros((capacity, *items.shape[1:]), np.float32)
     kept[: positions.size] = items[positions]

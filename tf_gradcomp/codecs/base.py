@@ -4,7 +4,8 @@
 A bucket is a flat float32 vector of ``n`` gradient elements. On its way to the wire it is
 
 1. mapped by a **transform** to *coefficients*: ``N`` items of ``c`` components each, float32 of
-   shape ``[N]`` (``c = 1``, real) or ``[N, 2]`` (``c = 2``, complex, real part first);
+   shape ``[N]`` (``c = 1``, real) or ``[N, c]`` (``c = 2``: complex, real part first; more: a
+   block of neighbours);
 2. thinned by a **sparsifier**, which keeps ``k`` items and codes their positions;
 3. coded by a **quantizer**, which turns the ``k * c`` kept values into 32-bit words.
 
@@ -80,7 +81,7 @@ class Layout(NamedTuple):
 
     Attributes:
       num_items: ``N``.
-      components: 1 for real items, 2 for complex ones.
+      components: 1 for real items, 2 for complex ones, more for blocks of elements.
       row_length: 0, or the length ``L`` of the real rows of which the items are the
         ``L // 2 + 1`` spectral bins; interior bins then stand for a conjugate pair.
     """
@@ -154,7 +155,7 @@ class Transform(abc.ABC):
 
     @abc.abstractmethod
     def forward(self, bucket: tf.Tensor) -> tf.Tensor:
-        """Maps float32 ``[n]`` to the coefficients, float32 ``[N]`` or ``[N, 2]``."""
+        """Maps float32 ``[n]`` to the coefficients, float32 ``[N]`` or ``[N, c]``."""
 
     @abc.abstractmethod
     def inverse(self, coefficients: tf.Tensor, num_elements: int) -> tf.Tensor:
@@ -189,14 +190,14 @@ class Sparsifier(abc.ABC):
         """Chooses items.
 
         Args:
-          coefficients: float32 ``[N]`` or ``[N, 2]``.
+          coefficients: float32 ``[N]`` or ``[N, c]``.
           layout: their shape.
           draw: the randomness, for stochastic sparsifiers.
           repaid: whether error feedback repays what is dropped. If not, a random choice scales up
             what it keeps, so that its expectation is the input.
 
         Returns:
-          ``(positions, kept)``: int32 ``[p]`` and float32 ``[k]`` or ``[k, 2]``.
+          ``(positions, kept)``: int32 ``[p]`` and float32 ``[k]`` or ``[k, c]``.
         """
 
     @abc.abstractmethod
@@ -209,7 +210,7 @@ class Sparsifier(abc.ABC):
 
         Args:
           positions: int32 ``[W, num_words]``, as sent.
-          kept: float32 ``[W, k]`` or ``[W, k, 2]``.
+          kept: float32 ``[W, k]`` or ``[W, k, c]``.
           layout: shape of the coefficients.
           draw: as for ``select``, on any worker.
 
@@ -313,7 +314,7 @@ class Codec(abc.ABC):
         """Encodes coefficients, and what was left over from the step before.
 
         Args:
-          coefficients: float32 ``[N]`` or ``[N, 2]``.
+          coefficients: float32 ``[N]`` or ``[N, c]``.
           residual: float32 of the same shape, to be added to them; ``None`` without error
             feedback, and then no new one is made.
           layout: shape of the coefficients.

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from tf_gradcomp.codecs import (
     base,
+    blocks,
     dithering,
     fft,
     identity,
@@ -53,15 +54,21 @@ _QUANTIZERS: dict[str, type[base.Quantizer]] = {
     "onebit": one_bit.OneBit,
 }
 
+# Named, lest the default of a quantizer that has blocks too prevail.
+_BLOCK_DEFAULTS: Mapping[str, Any] = {"values": "identity", "block": 256}
+
 _RECIPES: dict[str, _Recipe] = {
     "fft": _Recipe(fft.FFT, top_k.TopK, {"density": 0.15, "values": "range_float"}),
     "dct": _Recipe(view.View, top_k.TopK, {"view": "auto", "values": "range_float"}),
-    "topk": _Recipe(view.View, top_k.TopK),
+    "topk": _Recipe(view.View, top_k.ChunkedTopK),
     "randomk": _Recipe(identity.NoTransform, random_k.RandomK),
     "threshold": _Recipe(view.View, threshold.Threshold),
     "adaptive_threshold": _Recipe(view.View, threshold.AdaptiveThreshold),
     "sampled_threshold": _Recipe(view.View, threshold.SampledThreshold),
     "sidco": _Recipe(view.View, threshold.SIDCo),
+    "block_topk": _Recipe(blocks.Blocks, top_k.TopK, _BLOCK_DEFAULTS),
+    "block_randomk": _Recipe(blocks.Blocks, random_k.RandomK, _BLOCK_DEFAULTS),
+    "block_threshold": _Recipe(blocks.Blocks, threshold.Threshold, _BLOCK_DEFAULTS),
 }
 
 _LOW_RANK: dict[str, type[base.LowRank]] = {

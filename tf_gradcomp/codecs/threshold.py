@@ -55,14 +55,12 @@ class _Threshold(base.Sparsifier):
         )
 
     def replace(self, coefficients: tf.Tensor, positions: tf.Tensor, kept: tf.Tensor) -> tf.Tensor:
-        with tf.device("CPU:0"):  # counted blocks have no kernels for a GPU
-            return positions_ops.positions_replace(coefficients, positions, kept, counted=True)
+        return positions_ops.positions_replace(coefficients, positions, kept, counted=True)
 
     def sum(
         self, positions: tf.Tensor, kept: tf.Tensor, layout: base.Layout, draw: base.Draw
     ) -> tf.Tensor:
-        with tf.device("CPU:0"):
-            return positions_ops.positions_sum(positions, kept, layout.num_items, counted=True)
+        return positions_ops.positions_sum(positions, kept, layout.num_items, counted=True)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,7 +69,7 @@ class Threshold(_Threshold):
 
     Attributes:
       threshold: the magnitude v, >= 0, in units of the gradient as it is exchanged: under loss
-        scaling with tf-keras, of the scaled one.
+        scaling with tf-keras, of the scaled one. For blocks, of their Euclidean norm.
       capacity: largest share of the items kept, in (0, 1].
 
     Raises:

@@ -12,15 +12,17 @@ import tensorflow as tf
 from tf_gradcomp.codecs import base
 from tf_gradcomp.ops import positions as positions_ops
 from tf_gradcomp.ops import top_k as top_k_ops
+from tf_gradcomp.ops import top_k_chunked as top_k_chunked_ops
 
 
 @dataclasses.dataclass(frozen=True)
 class TopK(base.Sparsifier):
     """Keeps the ``k = ceil(density * N)`` items of largest magnitude in the bucket, exactly.
 
-    Complex items rank by magnitude, and spectral bins that stand for a conjugate pair count
-    twice their energy, so that by Parseval's identity the kept items hold the largest possible
-    share of the gradient's energy. Ties go to the lowest index. Biased: use error feedback.
+    Complex items and blocks rank by their Euclidean norm, and spectral bins that stand for a
+    conjugate pair count twice their energy, so that by Parseval's identity the kept items hold the
+    largest possible share of the gradient's energy. Ties go to the lowest index. Biased: use error
+    feedback.
 
     Attributes:
       density: share of the items kept, in (0, 1]. SuperNeurons' theta is ``1 - density``.
@@ -55,6 +57,52 @@ class TopK(base.Sparsifier):
         self, positions: tf.Tensor, kept: tf.Tensor, layout: base.Layout, draw: base.Draw
     ) -> tf.Tensor:
         return positions_ops.positions_sum(positions, kept, layout.num_items)
+
+
+@dataclasses.dataclass(frozen=True)
+class ChunkedTopK(TopK):
+    """Top-k, of the whole bucket or of every chunk of it.
+
+    Attributes:
+      density: share of the items kept, in (0, 1].
+      chunk: 0 for the whole bucket, or a power of two from 64 to 65536: of every ``chunk``
+        consecutive items the ``ceil(density * chunk)`` largest are kept, and as large a share of a
+        last, shorter chunk. Real items only.
+
+    Raises:
+      ValueError: a field is out of range.
+    """
+
+    chunk: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        base.check_integer("top-k", "chunk", self.chunk)
+        low, high = top_k_chunked_ops.MIN_CHUNK, top_k_chunked_ops.MAX_CHUNK
+        if self.chunk and (not low <= self.chunk <= high or self.chunk & (self.chunk - 1)):
+            raise ValueError(
+                f"top-k: chunk must be 0 or a power of two from {low} to {high}, got {self.chunk}"
+            )
+
+    def num_kept(self, layout: base.Layout) -> int:
+        if not self.chunk:
+            return super().num_kept(layout)
+        count, last_count = self._counts(layout)
+        return layout.num_items // self.chunk * count + last_count
+
+    def select(
+        self, coefficients: tf.Tensor, layout: base.Layout, draw: base.Draw, repaid: bool
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        if not self.chunk:
+            return super().select(coefficients, layout, draw, repaid)
+        return top_k_chunked_ops.top_k_chunked_select(
+            coefficients, self.chunk, *self._counts(layout)
+        )
+
+    def _counts(self, layout: base.Layout) -> tuple[int, int]:
+        """Returns how many items of a chunk are kept, and how many of a last, shorter one."""
+        rest = layout.num_items % self.chunk
+        return num_kept(self.density, self.chunk), num_kept(self.density, rest) if rest else 0
 
 
 def num_kept(density: float, num_items: int) -> int:

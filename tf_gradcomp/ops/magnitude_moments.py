@@ -37,7 +37,8 @@ def magnitude_moments(
 
     Args:
       values: float32 `[n]` real or `[n, 2]` complex items (real part first). The magnitude of a
-        complex item is `sqrt(w * (re^2 + im^2))`, w = 2 for bins that stand for a conjugate pair.
+        complex item is `sqrt(w * (re^2 + im^2))`, w = 2 for bins that stand for a conjugate pair;
+        that of items of more components, `[n, c]`, is their Euclidean norm.
       bound: float64 scalar >= 0. A bound of 0 leaves out the zeros.
       row_length: L >= 0, as in `top_k.top_k_select`.
       name: name of the operation.

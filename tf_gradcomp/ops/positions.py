@@ -5,13 +5,15 @@ The layout is in `custom_ops/core/FORMAT.md`, section "Positions block".
 
 A counted block has room for k items and says in its first word how many it holds, for methods
 whose count varies by worker: its number of words depends on n and k alone.
+
+Counted blocks, and items of more than two components, are dealt with on the CPU.
 """
 
 from __future__ import annotations
 
 import tensorflow as tf
 
-from tf_gradcomp.ops import loader
+from tf_gradcomp.ops import loader, placement
 
 tf.no_gradient("Gradcomp>PositionsSum")
 tf.no_gradient("Gradcomp>PositionsReplace")
@@ -50,23 +52,24 @@ def positions_sum(
     Args:
       positions: int32 `[W, p]`, the positions blocks of W workers,
         p = `num_words(size, k, counted)`.
-      kept: float32 `[W, k]` real or `[W, k, 2]` complex items, in ascending order of position.
+      kept: float32 `[W, k]` real items or `[W, k, c]` items of 2 <= c <= 65,536 components, in
+        ascending order of position.
       size: int64 scalar n: the number of items of the sum.
-      counted: the blocks are counted ones; what `kept` has beyond a block's count is ignored. On
-        the CPU only.
+      counted: the blocks are counted ones; what `kept` has beyond a block's count is ignored.
       name: name of the operation.
 
     Returns:
-      float32 `[n]` or `[n, 2]`; items that no worker kept are +0.
+      float32 `[n]` or `[n, c]`; items that no worker kept are +0.
 
     Raises:
       tf.errors.InvalidArgumentError: shapes do not fit together, or a block is corrupt: it does
         not keep k items, or its indices are out of range or not ascending.
     """
-    size = tf.cast(size, tf.int64)
-    return loader.load().gradcomp_positions_sum(
-        positions=positions, kept=kept, size=size, counted=counted, name=name
-    )
+    kept, size = tf.convert_to_tensor(kept), tf.cast(size, tf.int64)
+    with placement.for_items(kept, 2, counted):
+        return loader.load().gradcomp_positions_sum(
+            positions=positions, kept=kept, size=size, counted=counted, name=name
+        )
 
 
 def positions_replace(
@@ -82,11 +85,10 @@ def positions_replace(
     as `kept`, the result is the residual: what was meant minus what was sent. Not differentiable.
 
     Args:
-      values: float32 `[n]` real or `[n, 2]` complex items.
+      values: float32 `[n]` real items or `[n, c]` items of 2 <= c <= 65,536 components.
       positions: int32 `[p]`, a positions block, p = `num_words(n, k, counted)`.
-      kept: float32 `[k]` or `[k, 2]`, the new items, in ascending order of position.
-      counted: the block is a counted one; what `kept` has beyond its count is ignored. On the CPU
-        only.
+      kept: float32 `[k]` or `[k, c]`, the new items, in ascending order of position.
+      counted: the block is a counted one; what `kept` has beyond its count is ignored.
       name: name of the operation.
 
     Returns:
@@ -95,9 +97,11 @@ def positions_replace(
     Raises:
       tf.errors.InvalidArgumentError: shapes do not fit together, or the block is corrupt.
     """
-    return loader.load().gradcomp_positions_replace(
-        values=values, positions=positions, kept=kept, counted=counted, name=name
-    )
+    values = tf.convert_to_tensor(values)
+    with placement.for_items(values, 1, counted):
+        return loader.load().gradcomp_positions_replace(
+            values=values, positions=positions, kept=kept, counted=counted, name=name
+        )
 
 
 def positions_gather(
@@ -109,13 +113,13 @@ def positions_gather(
     differentiable.
 
     Args:
-      values: float32 `[n]` real or `[n, 2]` complex items.
+      values: float32 `[n]` real items or `[n, c]` items of 2 <= c <= 65,536 components.
       positions: int32 `[p]`, a positions block, p = `num_words(n, k)`.
       count: int64 scalar k: the number of positions in the block.
       name: name of the operation.
 
     Returns:
-      float32 `[k]` or `[k, 2]`, the items in ascending order of position, bits unchanged.
+      float32 `[k]` or `[k, c]`, the items in ascending order of position, bits unchanged.
 
     Raises:
       tf.errors.InvalidArgumentError: shapes do not fit together, or the block is corrupt.

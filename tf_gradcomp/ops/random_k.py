@@ -48,7 +48,8 @@ def random_k_scale(kept: tf.Tensor, size: int | tf.Tensor, name: str | None = No
     nothing else reads `kept`. Not differentiable.
 
     Args:
-      kept: float32 `[k]` real or `[k, 2]` complex items, one from each of the k strata, in order.
+      kept: float32 `[k]` real items or `[k, c]` items of 2 <= c <= 65,536 components, one from each
+        of the k strata, in order.
       size: int64 scalar n, 1 <= n < 2^32: the number of items they were drawn from.
       name: name of the operation.
 

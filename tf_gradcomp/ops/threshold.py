@@ -29,9 +29,11 @@ def threshold_select(
     differentiable.
 
     Args:
-      values: float32 `[n]` real or `[n, 2]` complex items (real part first), n >= 1.
+      values: float32 `[n]` real items or `[n, c]` items of 2 <= c <= 65,536 components, n >= 1;
+        c = 2 are complex ones (real part first).
       threshold: float32 scalar >= 0. A complex item reaches it if `sqrt(w * (re^2 + im^2))` does,
-        w = 2 for bins that stand for a conjugate pair, with energies compared to 20 fraction bits.
+        w = 2 for bins that stand for a conjugate pair, and one of more components if its Euclidean
+        norm does; squares are compared to 20 fraction bits.
       capacity: int64 scalar K, 1 <= K <= n: the largest number of items to keep.
       row_length: L >= 0, as in `top_k.top_k_select`.
       name: name of the operation.
@@ -39,7 +41,7 @@ def threshold_select(
     Returns:
       positions: int32 `[p]`, the counted positions block; `positions.num_words(n, K, counted=True)`
         gives p, and `positions[0]` is the number of items kept.
-      kept: float32 `[K]` or `[K, 2]`, the items kept, in ascending order of position, then +0.
+      kept: float32 `[K]` or `[K, c]`, the items kept, in ascending order of position, then +0.
 
     Raises:
       tf.errors.InvalidArgumentError: a shape, `threshold`, `capacity` or `row_length` is outside
@@ -72,7 +74,7 @@ def sampled_threshold(
     it varies by about `k / sqrt(k * s / n)`, one standard deviation. Not differentiable.
 
     Args:
-      values: float32 `[n]` real or `[n, 2]` complex items (real part first), 1 <= n < 2^32.
+      values: float32 `[n]` or `[n, c]` items as in `threshold_select`, 1 <= n < 2^32.
       key: int32 `[4]`, (seed, stream, bucket, step) of the sample.
       count: int64 scalar k, 1 <= k <= n.
       num_samples: int64 scalar s, 1 <= s <= n. DGC takes max(n / 100, 2 * n / k).

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Exact top-k selection of real or complex items."""
+"""Exact top-k selection of items of one or several components."""
 
 from __future__ import annotations
 
 import tensorflow as tf
 
-from tf_gradcomp.ops import loader
+from tf_gradcomp.ops import loader, placement
 
 tf.no_gradient("Gradcomp>TopKSelect")
 
@@ -22,7 +22,9 @@ def top_k_select(
     every device selects the same items. Inf and NaN rank first. Not differentiable.
 
     Args:
-      values: float32 `[n]` real or `[n, 2]` complex items (real part first), n >= 1.
+      values: float32 `[n]` real items or `[n, c]` items of 2 <= c <= 65,536 components, n >= 1. The
+        magnitude of the latter is their Euclidean norm; c = 2 are complex ones (real part first).
+        More than two components are dealt with on the CPU.
       count: int64 scalar k, 1 <= k <= n: the number of items to keep.
       row_length: L >= 0. If positive, `values` is `[n, 2]` and holds rows of `L // 2 + 1` bins of
         real transforms of length L; bins that stand for a conjugate pair then count twice in the
@@ -31,7 +33,7 @@ def top_k_select(
 
     Returns:
       positions: int32 `[p]`, the positions block; `positions.num_words(n, k)` gives p.
-      kept: float32 `[k]` or `[k, 2]`, the items kept, in ascending order of position.
+      kept: float32 `[k]` or `[k, c]`, the items kept, in ascending order of position.
 
     Raises:
       tf.errors.InvalidArgumentError: a shape, `count` or `row_length` is outside these limits.
@@ -39,8 +41,9 @@ def top_k_select(
     Source: sparsification in the frequency domain, SuperNeurons (arXiv 1811.08596); ranking and
       tie rule are this project's own.
     """
-    count = tf.cast(count, tf.int64)
-    positions, kept = loader.load().gradcomp_top_k_select(
-        values=values, count=count, row_length=row_length, name=name
-    )
+    values, count = tf.convert_to_tensor(values), tf.cast(count, tf.int64)
+    with placement.for_items(values, 1):
+        positions, kept = loader.load().gradcomp_top_k_select(
+            values=values, count=count, row_length=row_length, name=name
+        )
     return positions, kept
