@@ -24,7 +24,8 @@ draw = base.Draw(bucket=1, worker=0, step=tf.constant(7))
 # Blocks cut into many shards, or one across all of them; a bitmap of positions, or indices.
 more = ["topk:density=0.15", "topk:chunk=4096", "block_topk:block=9", "onebit:block=0",
         "dithering:block=0,norm=l2", "acpsgd:rank=31", "uniform:stochastic=true",
-        "threshold:threshold=1e-39,capacity=0.01"]
+        "threshold:threshold=1e-39,capacity=0.01", "topk:view=output", "topk:view=input+spatial",
+        "topk:view=flat,basis=fft"]
 
 
 def floats(shape):
@@ -41,6 +42,13 @@ def results_of_codec(codec):
     return [*encoded, total]
 
 
+def results_of_transform(codec):
+    shapes = [base.VariableShape((27, 130, 285))]
+    transform = codec.transform.fit(shapes)
+    coefficients = transform.forward(floats(shapes[0].num_elements))
+    return [coefficients, transform.inverse(coefficients, shapes[0].num_elements)]
+
+
 def results_of_low_rank(method):
     matrix = tf.constant(rng.normal(size=(3001, 355)), tf.float32)
     factors = [tf.zeros(shape) for shape in method.factor_shapes([matrix.shape])]
@@ -52,6 +60,7 @@ for spec in [*registry.names(), *more]:
     codec = Compression.from_spec(spec).build()
     is_codec = isinstance(codec, base.Codec)
     tensors = results_of_codec(codec) if is_codec else results_of_low_rank(codec)
+    tensors += results_of_transform(codec) if is_codec else []
     for index, tensor in enumerate(tensors):
         print(spec, index, hashlib.sha256(tensor.numpy().tobytes()).hexdigest())
 """

@@ -2,7 +2,7 @@
 """Orthonormal transforms along axes of a tensor, as products with small matrices.
 
 An axis is transformed in blocks of at most 64 elements: as fast as a copy or two, whatever the
-axis' length and place, without transposing. On gradients, longer blocks keep no more energy.
+axis' length and place, without transposing.
 """
 
 from __future__ import annotations
