@@ -61,6 +61,11 @@ class CompressionMonitor(tf.keras.callbacks.Callback):
         self._counter.restart()
 
     def on_train_begin(self, logs: Any = None) -> None:
+        if not gradient_scope.is_compressed(self.model.distribute_strategy):
+            logging.warning(
+                "CompressionMonitor: the model was not made inside of the scope of a "
+                "CompressedMultiWorkerMirroredStrategy; no gradients are compressed."
+            )
         resolver = self.model.distribute_strategy.cluster_resolver
         is_chief = resolver is None or not resolver.task_id
         if self._log_dir is not None and is_chief and self._writer is None:

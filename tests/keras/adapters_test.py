@@ -151,3 +151,39 @@ def test_importing_the_package_does_not_load_tensorflow():
     )
     assert process.returncode == 0, process.stderr
     assert "CompressedMultiWorkerMirroredStrategy" in process.stdout
+
+
+def test_an_iterator_that_lives_until_the_end_does_no_harm():
+    process = run_python(
+        """
+import tensorflow as tf
+import tf_gradcomp as tfgc
+strategy = tfgc.CompressedMultiWorkerMirroredStrategy("fft")
+data = tf.data.Dataset.range(1000).map(lambda i: tf.py_function(lambda i: i, [i], tf.int64))
+iterator = iter(strategy.experimental_distribute_dataset(data.repeat().batch(8)))
+def step(batch):
+    return batch
+for _ in range(3):
+    strategy.run(step, args=(next(iterator),))
+print("done", flush=True)
+"""
+    )
+    assert process.returncode == 0, process.stderr
+    assert "done" in process.stdout
+
+
+@pytest.mark.skipif(not IS_KERAS3, reason="Keras 2 wraps no variables")
+def test_a_keras_optimizer_trains_a_plain_variable(strategy):
+    with strategy.scope():
+        variable = tf.Variable(3.0)
+        optimizer = tf.keras.optimizers.SGD(0.5)
+    strategy.run(lambda: optimizer.apply_gradients([(tf.constant(2.0), variable)]))
+    assert variable.numpy() == 2.0
+
+
+def test_the_monitor_says_when_the_strategy_was_forgotten(caplog):
+    model = small_model()
+    model.compile("sgd", "mse")
+    monitor = tfgc.callbacks.CompressionMonitor()
+    model.fit(np.ones((8, 6)), np.ones((8, 3)), verbose=0, callbacks=[monitor])
+    assert "no gradients are compressed" in caplog.text

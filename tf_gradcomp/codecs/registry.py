@@ -10,6 +10,7 @@ go by a name in the same way.
 from __future__ import annotations
 
 import dataclasses
+import difflib
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -140,7 +141,10 @@ def _parts(name: str, given: Mapping[str, Any]) -> list[Any]:
     if name in _LOW_RANK:
         return [_LOW_RANK[name]]
     if name not in _RECIPES:
-        raise ValueError(f"unknown codec {name!r}; known codecs: {', '.join([*names(), 'none'])}")
+        known = [*names(), "none"]
+        similar = difflib.get_close_matches(name.lower(), known, n=1)
+        hint = f", did you mean {similar[0]!r}?" if similar else ";"
+        raise ValueError(f"unknown codec {name!r}{hint} known codecs: {', '.join(known)}")
     transform, sparsifier, defaults = _RECIPES[name]
     values = given.get("values", defaults["values"])
     if values not in _QUANTIZERS:

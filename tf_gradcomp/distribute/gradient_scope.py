@@ -67,10 +67,10 @@ def all_reduce_gradients(
 ) -> list[tuple[Gradient | None, Any]]:
     """Sums gradients over all replicas, compressed as the strategy says.
 
-    For training loops that reduce gradients themselves before they use them:
-    ``optimizer.apply_gradients`` and ``model.fit`` do this on their own. Call it in a replica
-    context, which means inside of ``strategy.run``, on every replica and with the same variables
-    in the same order. Under another strategy the sum is TensorFlow's own.
+    For training loops that use the sums themselves. A Keras optimizer's ``apply_gradients`` and
+    ``model.fit`` do this on their own, and would add up once more what is given to them summed.
+    Call it in a replica context, which means inside of ``strategy.run``, on every replica and with
+    the same variables in the same order. Under another strategy the sum is TensorFlow's own.
 
     Args:
       grads_and_vars: pairs ``(gradient, variable)``; a gradient is a tensor of the variable's

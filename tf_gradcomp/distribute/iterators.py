@@ -10,6 +10,7 @@ even run out of time.
 
 from __future__ import annotations
 
+import atexit
 import functools
 import weakref
 from typing import Any
@@ -47,7 +48,7 @@ def _dropping_in_background(dataset_class: Any) -> Any:
             release.await_releases(_PIPELINE_END_SECONDS)
             iterator = super().__iter__()
             handles = tf.nest.flatten(iterator, expand_composites=True)
-            weakref.finalize(iterator, _drop, handles)
+            _finalizers()[id(iterator)] = weakref.finalize(iterator, _drop, id(iterator), handles)
             return iterator
 
     for name in ("__module__", "__name__", "__qualname__", "__doc__"):
@@ -55,7 +56,25 @@ def _dropping_in_background(dataset_class: Any) -> Any:
     return DroppingInBackground
 
 
-def _drop(handles: list[tf.Tensor]) -> None:
+@functools.cache
+def _finalizers() -> dict[int, weakref.finalize[..., Any]]:
+    """What is to be done for each iterator that exists, by its id."""
+    # Runs before the exit function of `release`, which was registered earlier.
+    atexit.register(_hand_over_all)
+    return {}
+
+
+def _hand_over_all() -> None:
+    """Hands over the iterators that exist when the process ends, and that are thus never destroyed.
+
+    To destroy one is to wait for its pipeline, which may be waiting for the interpreter.
+    """
+    for finalizer in list(_finalizers().values()):
+        finalizer()
+
+
+def _drop(key: int, handles: list[tf.Tensor]) -> None:
+    del _finalizers()[key]
     with tf.init_scope():  # an iterator may be dropped while a graph is built
         for handle in handles:
             release.release_in_background(handle)

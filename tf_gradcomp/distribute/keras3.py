@@ -90,6 +90,7 @@ def _mark_gradients(optimizer_class: Any, filter_empty: Any) -> None:
         names = {
             gradient_scope.variable_key(variable): variable.path
             for variable in getattr(self, "_trainable_variables", [])
+            if hasattr(variable, "path")  # a plain tf.Variable has its own name only
         }
         return gradient_scope.reduce_pairs(pairs, names)
 

@@ -31,6 +31,7 @@ def release_in_background(handle: tf.Tensor) -> None:
 
 def await_releases(seconds: float) -> None:
     """Waits until all that was to be destroyed is, but not for longer than ``seconds``."""
+    _finish_at_exit()
     with tf.device("CPU:0"):
         loader.load().gradcomp_await_releases(seconds=seconds)
 
