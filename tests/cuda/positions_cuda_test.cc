@@ -128,16 +128,17 @@ void TestLargeBlocks() {
   std::mt19937 random(6);
   int kind = 0;
   for (int64_t n : {65535, 65536, 65537, 131073}) {
-    for (int64_t k : {n / 50, n / 50 + 1, n * 3 / 20, n}) {
+    for (int64_t k : {n / 50, n / 50 + 1, n / 10, n}) {
       const int components = kind % 2 + 1;
       TestBlock(n, k, components, 2, static_cast<Kind>(kind++ % kNumKinds), &random);
     }
   }
   CurrentCase() = "both layouts";
-  CHECK(PositionsLayoutOf(131073, 131073 * 3 / 20) == PositionsLayout::kEliasFano);
+  CHECK(PositionsLayoutOf(131073, 131073 / 10) == PositionsLayout::kEliasFano);
   CHECK(PositionsLayoutOf(131073, 131073) == PositionsLayout::kBitmap);
   // More tiles than the threads of the scan.
   TestBlock(300001, 6000, 1, 2, kFinite, &random);
+  TestBlock(300001, 30000, 1, 2, kFinite, &random);
   TestBlock(300001, 45000, 1, 2, kFinite, &random);
 }
 

@@ -67,7 +67,8 @@ def test_nothing_above_the_bound():
         ((10,), np.nan, 0, "bound"),
         ((10,), [1.0], 0, "rank"),
         ((10,), 1.0, 8, "row_length"),
-        ((10, 3), 1.0, 0, "values|2"),
+        ((2, 65537), 1.0, 0, "values|components"),
+        ((2, 3, 1), 1.0, 0, "values|rank"),
     ],
 )
 def test_bad_arguments_are_named(shape, bound, row_length, named):
