@@ -15,12 +15,12 @@ SIZES = [1, 2, 31, 33, 4097, 100_003]
 DRAW = base.Draw(bucket=1, worker=0, step=tf.constant(7))
 SPECS = [
     *(name for name in registry.names() if isinstance(registry.build(name, {}), base.Codec)),
+    *(f"fft:values={name}" for name in registry.quantizers()),  # values as they come from items
     "fft:density=1.0",
     "fft:density=0.000001",
     "fft:density=0.01,bits=6,mantissa_bits=1",
     "fft:bits=12,mantissa_bits=10,chunk=none",
     "fft:chunk=2",
-    "fft:values=natural",
     "topk:density=1.0",
     "topk:view=flat,basis=fft",
     "topk:values=natural",
@@ -132,6 +132,7 @@ def test_workers_draw_differently_unless_the_choice_is_shared(codec):
 
 
 def test_an_unbiased_codec_is_right_on_average(codec):
+    assert codec.biased or codec.stochastic or codec.lossless
     if codec.biased or not codec.stochastic:
         return
     size, num_draws = 300, 2000
@@ -150,6 +151,17 @@ def test_an_unbiased_codec_is_right_on_average(codec):
     # What happens with a probability of 12 / num_draws may still never have been drawn.
     never_drawn = 12 / num_draws * np.abs(samples - values).max()
     assert (errors <= 5.5 * deviation + never_drawn).all()
+
+
+@pytest.mark.parametrize("values", registry.quantizers())
+@pytest.mark.parametrize("name", registry.sparsifiers())
+def test_a_quantizer_changes_no_default_of_the_codec_around_it(name, values):
+    """Parts that have a field of the same name share its value, on purpose or by accident."""
+    usual = registry.parameters(name, {})
+    changed = registry.parameters(name, {"values": values})
+    quantizer = registry.parameters(usual["values"], {})
+    for field in usual.keys() - quantizer.keys() - {"values"}:
+        assert changed[field] == usual[field]
 
 
 def test_sum_is_taken_in_float32_and_in_worker_order(codec):

@@ -81,7 +81,13 @@ class Compression:
         return self.codec == "none"
 
     def build(self) -> base.Codec | base.LowRank:
-        """Makes the codec or low-rank method. Not for codec ``"none"``."""
+        """Makes the codec or low-rank method.
+
+        Raises:
+          ValueError: the codec is ``"none"``, for which there is nothing to make.
+        """
+        if self.is_dense:
+            raise ValueError("codec 'none' sends gradients as they are: there is nothing to build")
         return registry.build(self.codec, dict(self.params))
 
     @classmethod

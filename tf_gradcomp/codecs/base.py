@@ -222,6 +222,12 @@ class Sparsifier(abc.ABC):
 class Quantizer(abc.ABC):
     """Codes values in fewer bits.
 
+    Sizes are static. An Inf or NaN anywhere in a block must be seen by ``all_finite``, also if the
+    codes would saturate, and its values then decode to NaN. With error feedback, the error of a
+    biased quantizer must not exceed the value it codes, or residuals grow. Denormal errors count:
+    TensorFlow's own kernels may flush them to zero, so that a quantizer made of TensorFlow
+    operations alone has to send values that it would leave a denormal error of as zero.
+
     Attributes:
       lossless: whether decoding gives back the same bits.
     """
@@ -255,7 +261,8 @@ class Quantizer(abc.ABC):
           draw: the randomness, for stochastic quantizers.
 
         Returns:
-          ``(words, error)``: int32 ``[w]``, and ``x`` minus its decoded value or ``None``.
+          ``(words, error)``: int32 ``[w]``, and ``x`` minus its decoded value, shaped like
+          ``values``, or ``None``. The error is undefined where ``x`` is not finite.
         """
 
     @abc.abstractmethod

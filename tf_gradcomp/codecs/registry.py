@@ -83,6 +83,16 @@ def names() -> list[str]:
     return sorted([*_QUANTIZERS, *_RECIPES, *_LOW_RANK])
 
 
+def quantizers() -> list[str]:
+    """Returns the names of what can code ``values``, sorted; each is a codec, too."""
+    return sorted(_QUANTIZERS)
+
+
+def sparsifiers() -> list[str]:
+    """Returns the names of the codecs that have ``values``, sorted."""
+    return sorted(_RECIPES)
+
+
 def parameters(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the parameters of a codec with their defaults.
 
@@ -149,7 +159,6 @@ def _parts(name: str, given: Mapping[str, Any]) -> list[Any]:
     values = given.get("values", defaults["values"])
     if values not in _QUANTIZERS:
         raise ValueError(
-            f"codec {name!r}: values must be one of {', '.join(sorted(_QUANTIZERS))}, "
-            f"got {values!r}"
+            f"codec {name!r}: values must be one of {', '.join(quantizers())}, got {values!r}"
         )
     return [transform, sparsifier, _QUANTIZERS[values]]
