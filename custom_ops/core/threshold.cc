@@ -66,7 +66,8 @@ Status ThresholdSelect(const float* values, int64_t n, int components, int64_t r
                                    std::to_string(kPositionsMaxCapacity) + ", got " +
                                    std::to_string(capacity));
   }
-  if (Status status = items.ComputeWideKeys(parallel_for); !status.ok()) return status;
+  PendingSum nothing;
+  if (Status status = items.ComputeWideKeys(&nothing, parallel_for); !status.ok()) return status;
   const std::unique_ptr<uint64_t[]> selected = AllocateScratch<uint64_t>(SelectionWords(n));
   if (!selected) return OutOfScratch();
   const uint32_t threshold_key = ThresholdKey(threshold, components);
@@ -83,7 +84,8 @@ Status ThresholdSelect(const float* values, int64_t n, int components, int64_t r
   }
   // The items that reach a threshold rank before all others, so the top ones are among them.
   positions[0] = static_cast<uint32_t>(capacity);
-  return TopKSelect(values, n, components, row_length, capacity, parallel_for, positions + 1, kept);
+  return TopKSelect(values, nullptr, n, components, row_length, capacity, parallel_for,
+                    positions + 1, kept, nullptr);
 }
 
 Status SampledThreshold(const float* values, int64_t n, int components, int64_t row_length,

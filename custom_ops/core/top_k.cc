@@ -40,14 +40,16 @@ struct Bracket {
 
 // ---- Where to look --------------------------------------------------------------------------
 
-// Keys between which the k-th largest very probably lies, judged by a sample.
-Bracket SampleBracket(const KeyedItems& items, int64_t k, const ParallelFor& parallel_for) {
+// Keys between which the k-th largest very probably lies, judged by a sample. The items need not
+// have been added up yet.
+Bracket SampleBracket(const KeyedItems& items, const PendingSum& pending, int64_t k,
+                      const ParallelFor& parallel_for) {
   const int64_t n = items.n;
   if (n <= 2 * kTopKSampleSize) return {0, kMaxKey};
   std::vector<uint32_t> sample(kTopKSampleSize);
   RunShards(parallel_for, kTopKSampleSize, kSampleCycles, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
-      sample[i] = items.KeyAt(TopKSampleItem(i, n));
+      sample[i] = pending.KeyAt(items, TopKSampleItem(i, n));
     }
   });
   const double share = static_cast<double>(k) / static_cast<double>(n);
@@ -107,8 +109,8 @@ struct Selection {
   int64_t num_chunks() const { return static_cast<int64_t>(chunks.size()); }
 };
 
-void ScanChunk(const KeyedItems& items, int64_t chunk, const Bracket& bracket,
-               Selection* selection) {
+void ScanChunk(const KeyedItems& items, const PendingSum& pending, int64_t chunk,
+               const Bracket& bracket, Selection* selection) {
   Counts counts;
   const int64_t chunk_begin = chunk * kChunkItems;
   const int64_t chunk_end = std::min(chunk_begin + kChunkItems, items.n);
@@ -119,6 +121,7 @@ void ScanChunk(const KeyedItems& items, int64_t chunk, const Bracket& bracket,
     const int64_t size = std::min(kTile, chunk_end - first);
     const int64_t num_masks = (size + 63) / 64;
     uint64_t* const inside = selection->inside.get() + first / 64;
+    pending.Add(first * items.components, size * items.components);
     items.Keys(first, size, keys);
     // Fills up the last mask of all with items that are never selected: none ranks lower, as they
     // have the smallest key and come last.
@@ -138,16 +141,18 @@ void ScanChunk(const KeyedItems& items, int64_t chunk, const Bracket& bracket,
 }
 
 // Scans until the bracket holds the k-th largest key, in three passes at most: after a miss, the
-// one key next to the bracket is tried, then all keys beyond that. Returns the number of keys above
-// the bracket.
-int64_t ScanUntilBracketed(const KeyedItems& items, int64_t k, const ParallelFor& parallel_for,
-                           Bracket* bracket, Selection* selection) {
+// one key next to the bracket is tried, then all keys beyond that. Adds the items up on the way.
+// Returns the number of keys above the bracket.
+int64_t ScanUntilBracketed(const KeyedItems& items, PendingSum pending, int64_t k,
+                           const ParallelFor& parallel_for, Bracket* bracket,
+                           Selection* selection) {
   for (int pass = 1;; ++pass) {
     RunShards(parallel_for, selection->num_chunks(), kScanCycles, [&](int64_t begin, int64_t end) {
       for (int64_t chunk = begin; chunk < end; ++chunk) {
-        ScanChunk(items, chunk, *bracket, selection);
+        ScanChunk(items, pending, chunk, *bracket, selection);
       }
     });
+    pending = {};
     int64_t above = 0, inside = 0;
     for (const Counts& counts : selection->chunks) {
       above += counts.above;
@@ -236,11 +241,14 @@ Status Validate(const KeyedItems& items, int64_t k) {
 
 }  // namespace
 
-Status TopKSelect(const float* values, int64_t n, int components, int64_t row_length, int64_t k,
-                  const ParallelFor& parallel_for, uint32_t* positions, float* kept) {
-  KeyedItems items = {values, n, components, row_length};
+Status TopKSelect(const float* values, const float* residual, int64_t n, int components,
+                  int64_t row_length, int64_t k, const ParallelFor& parallel_for,
+                  uint32_t* positions, float* kept, float* sum) {
+  PendingSum pending;
+  if (residual != nullptr) pending = {values, residual, sum};
+  KeyedItems items = {residual != nullptr ? sum : values, n, components, row_length};
   if (Status status = Validate(items, k); !status.ok()) return status;
-  if (Status status = items.ComputeWideKeys(parallel_for); !status.ok()) return status;
+  if (Status status = items.ComputeWideKeys(&pending, parallel_for); !status.ok()) return status;
   const int64_t num_chunks = (n + kChunkItems - 1) / kChunkItems;
   const int64_t num_masks = SelectionWords(n);
   Selection selection;
@@ -254,8 +262,9 @@ Status TopKSelect(const float* values, int64_t n, int components, int64_t row_le
   }
   selection.chunks.resize(static_cast<size_t>(num_chunks));
 
-  Bracket bracket = SampleBracket(items, k, parallel_for);
-  const int64_t above_bracket = ScanUntilBracketed(items, k, parallel_for, &bracket, &selection);
+  Bracket bracket = SampleBracket(items, pending, k, parallel_for);
+  const int64_t above_bracket =
+      ScanUntilBracketed(items, pending, k, parallel_for, &bracket, &selection);
   int64_t above_threshold = 0;
   const uint32_t threshold = Threshold(bracket, k - above_bracket, &selection, &above_threshold);
 
@@ -275,8 +284,8 @@ Status TopKSelect(const float* values, int64_t n, int components, int64_t row_le
       }
     }
   });
-  return PositionsGather(selection.above.get(), values, n, components, k, parallel_for, positions,
-                         kept);
+  return PositionsGather(selection.above.get(), items.values, n, components, k, parallel_for,
+                         positions, kept);
 }
 
 }  // namespace gradcomp

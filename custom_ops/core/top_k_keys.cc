@@ -16,6 +16,8 @@ namespace {
 
 // Items whose keys are computed at a time, into an array that stays in the first-level cache.
 constexpr int64_t kTile = 1024;
+// Floats that are added up at a time.
+constexpr int64_t kAddTile = 64;
 // Keys that take less time to sort in part than a histogram takes to clear.
 constexpr int64_t kFewKeys = 512;
 // Partial sums of a wide item's squares.
@@ -96,6 +98,32 @@ void SumsOfSquares(const float* values, int64_t count, int components, double* s
   }
 }
 
+GRADCOMP_MULTIVERSION
+void PendingSum::Add(int64_t first, int64_t count) const {
+  if (residual == nullptr) return;
+  const int64_t end = first + count;
+  for (; first < end; first += kAddTile) {
+    PrefetchAhead(values + first, kAddTile);
+    PrefetchAhead(residual + first, kAddTile);
+    const int64_t size = std::min(kAddTile, end - first);
+    // The memory is the same or apart, which the compiler would have to assume it is not.
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC ivdep
+#endif
+    for (int64_t i = first; i < first + size; ++i) sum[i] = values[i] + residual[i];
+  }
+}
+
+uint32_t PendingSum::KeyAt(const KeyedItems& items, int64_t item) const {
+  if (residual == nullptr) return items.KeyAt(item);
+  float added[2];
+  for (int i = 0; i < items.components; ++i) {
+    const int64_t at = item * items.components + i;
+    added[i] = values[at] + residual[at];
+  }
+  return items.NarrowKey(added, item);
+}
+
 void KeyedItems::Keys(int64_t first, int64_t count, uint32_t* keys) const {
   if (components == 1) return RealKeys(values + first, count, keys);
   if (wide_keys) {
@@ -123,12 +151,15 @@ uint32_t KeyedItems::WideKeyAt(int64_t item) const {
   return key;
 }
 
-Status KeyedItems::ComputeWideKeys(const ParallelFor& parallel_for) {
+Status KeyedItems::ComputeWideKeys(PendingSum* pending, const ParallelFor& parallel_for) {
   if (!IsWide(components)) return Status();
   std::unique_ptr<uint32_t[]> keys = AllocateScratch<uint32_t>(n);
   if (!keys) return OutOfScratch();
-  RunShards(parallel_for, n, components,
-            [&](int64_t begin, int64_t end) { Keys(begin, end - begin, keys.get() + begin); });
+  RunShards(parallel_for, n, components, [&](int64_t begin, int64_t end) {
+    pending->Add(begin * components, (end - begin) * components);
+    Keys(begin, end - begin, keys.get() + begin);
+  });
+  *pending = {};
   wide_keys = std::move(keys);
   return Status();
 }

@@ -16,6 +16,21 @@
 
 namespace gradcomp {
 
+struct KeyedItems;
+
+// Items that a selection has to add up itself, in its first pass over them. None by default.
+struct PendingSum {
+  const float* values = nullptr;    // [n, components]
+  const float* residual = nullptr;  // [n, components], or null: there is nothing to add
+  float* sum = nullptr;             // [n, components], may be the memory of either
+
+  // Writes floats first .. first + count - 1 of the sum. Only once: the addends may be lost.
+  void Add(int64_t first, int64_t count) const;
+
+  // Key of an item that Add() has not yet reached. Not of a wide one with something to add.
+  uint32_t KeyAt(const KeyedItems& items, int64_t item) const;
+};
+
 // The items and how to turn them into keys.
 struct KeyedItems {
   const float* values;  // [n, components], any bits
@@ -27,19 +42,23 @@ struct KeyedItems {
   int64_t RowBins() const { return row_length / 2 + 1; }
 
   uint32_t KeyAt(int64_t item) const {
-    if (components == 1) return RealKey(values[item]);
     if (IsWide(components)) return wide_keys ? wide_keys[item] : WideKeyAt(item);
-    return ComplexKey(values[2 * item], values[2 * item + 1],
-                      BinWeight(item % RowBins(), row_length));
+    return NarrowKey(values + item * components, item);
+  }
+
+  // Key of a real or complex item, wherever its components are.
+  uint32_t NarrowKey(const float* value, int64_t item) const {
+    if (components == 1) return RealKey(value[0]);
+    return ComplexKey(value[0], value[1], BinWeight(item % RowBins(), row_length));
   }
 
   // keys[i] = key of item first + i.
   void Keys(int64_t first, int64_t count, uint32_t* keys) const;
 
   // Keys of wide items take longer than anything that is done with them: with this they are
-  // computed once, each shard a part of them. No effect on other items. ResourceExhausted if there
-  // is no memory for them.
-  Status ComputeWideKeys(const ParallelFor& parallel_for);
+  // computed once, each shard a part of them, after what is pending has been added. No effect on
+  // other items. ResourceExhausted if there is no memory for them.
+  Status ComputeWideKeys(PendingSum* pending, const ParallelFor& parallel_for);
 
   // InvalidArgument for a bad number of components, and unless row_length is 0, or positive with
   // complex items that fill their rows.

@@ -27,6 +27,12 @@ struct Items {
   }
 };
 
+// One thread per float.
+__global__ void AddKernel(const float* values, const float* residual, int64_t count, float* sum) {
+  const int64_t i = GlobalThread();
+  if (i < count) sum[i] = values[i] + residual[i];
+}
+
 // Some bits of a key. Keys have 31 bits, from the highest: 11, 10 and 10.
 struct Digit {
   int shift;
@@ -143,12 +149,19 @@ size_t TopKSelectWorkspaceBytes(int64_t n) {
          PositionsGatherWorkspaceBytes(n);
 }
 
-cudaError_t LaunchTopKSelect(const float* d_values, int64_t n, int components, int64_t row_length,
-                             int64_t k, void* d_workspace, size_t workspace_bytes,
-                             cudaStream_t stream, uint32_t* d_positions, float* d_kept) {
+cudaError_t LaunchTopKSelect(const float* d_values, const float* d_residual, int64_t n,
+                             int components, int64_t row_length, int64_t k, void* d_workspace,
+                             size_t workspace_bytes, cudaStream_t stream, uint32_t* d_positions,
+                             float* d_kept, float* d_sum) {
   if (!ArgumentsAreValid(n, components, row_length, k) ||
       workspace_bytes < TopKSelectWorkspaceBytes(n)) {
     return cudaErrorInvalidValue;
+  }
+  if (d_residual != nullptr) {
+    const int64_t count = n * components;
+    GRADCOMP_LAUNCH(AddKernel, NumBlocks(count), kThreads, stream, d_values, d_residual, count,
+                    d_sum);
+    d_values = d_sum;
   }
   const Items items = {d_values, n, components, row_length};
   const int64_t num_words = PositionsBitmapWords(n);

@@ -22,17 +22,21 @@ size_t TopKSelectWorkspaceBytes(int64_t n);
 // Selects k of n items and writes their positions block and the items themselves.
 //
 //   d_values     [n, components] floats, any bits; components 1 (real) or 2 (complex).
+//   d_residual   [n, components] floats, to be added to the values before anything else, or null.
 //   row_length   as in core/top_k.h: 0, or with components 2 the length of the rows' transforms.
 //   d_workspace  device memory, aligned to 4 bytes; what it contains does not matter.
 //   d_positions  [PositionsNumWords(n, k)], every word is written.
 //   d_kept       [k, components] the selected items in ascending order of position.
+//   d_sum        [n, components] values + residual; may be the memory of either. Not used without
+//                a residual.
 //
 // Limits: 1 <= k <= n <= kMaxSize; row_length as in core/top_k.h. Outside them, or if the workspace
 // is too small, returns cudaErrorInvalidValue and launches nothing; else returns the error of a
 // launch. Only enqueues work on `stream`.
-cudaError_t LaunchTopKSelect(const float* d_values, int64_t n, int components, int64_t row_length,
-                             int64_t k, void* d_workspace, size_t workspace_bytes,
-                             cudaStream_t stream, uint32_t* d_positions, float* d_kept);
+cudaError_t LaunchTopKSelect(const float* d_values, const float* d_residual, int64_t n,
+                             int components, int64_t row_length, int64_t k, void* d_workspace,
+                             size_t workspace_bytes, cudaStream_t stream, uint32_t* d_positions,
+                             float* d_kept, float* d_sum);
 
 }  // namespace gradcomp::cuda
 

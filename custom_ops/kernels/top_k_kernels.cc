@@ -2,6 +2,7 @@
 #include "custom_ops/core/positions.h"
 #include "custom_ops/core/top_k.h"
 #include "custom_ops/kernels/kernel_util.h"
+#include "custom_ops/kernels/top_k_util.h"
 #include "tensorflow/core/framework/op_kernel.h"
 
 namespace gradcomp {
@@ -10,8 +11,6 @@ namespace {
 using ::tensorflow::OpKernel;
 using ::tensorflow::OpKernelConstruction;
 using ::tensorflow::OpKernelContext;
-using ::tensorflow::Tensor;
-using ::tensorflow::TensorShape;
 
 class TopKSelectOp : public OpKernel {
  public:
@@ -20,27 +19,11 @@ class TopKSelectOp : public OpKernel {
   }
 
   void Compute(OpKernelContext* context) override {
-    const Tensor& values = context->input(0);
-    const Tensor& count = context->input(1);
-    int components = 0;
-    OP_REQUIRES_OK(context, ItemComponents(values, "values", 1, &components));
-    OP_REQUIRES_OK(context, CheckRank(count, "count", 0));
-    const int64_t n = values.dim_size(0);
-    const int64_t k = count.scalar<int64_t>()();
-    OP_REQUIRES(context, 1 <= k && k <= n,
-                absl::InvalidArgumentError("count must be in 1.." + std::to_string(n) +
-                                           " (the number of items), got " + std::to_string(k)));
-    Tensor* positions = nullptr;
-    OP_REQUIRES_OK(context,
-                   context->allocate_output(0, TensorShape({PositionsNumWords(n, k)}), &positions));
-    TensorShape kept_shape = values.shape();
-    kept_shape.set_dim(0, k);
-    Tensor* kept = nullptr;
-    OP_REQUIRES_OK(context, context->allocate_output(1, kept_shape, &kept));
-    OP_REQUIRES_OK(
-        context, ToTensorFlowStatus(TopKSelect(FloatsOf(values), n, components, row_length_, k,
-                                               IntraOpParallelFor(context),
-                                               MutableWordsOf(positions), MutableFloatsOf(kept))));
+    TopKSelectIo io;
+    OP_REQUIRES_OK(context, PrepareTopKSelect(context, &io));
+    OP_REQUIRES_OK(context, ToTensorFlowStatus(TopKSelect(
+                                io.values, io.residual, io.n, io.components, row_length_, io.k,
+                                IntraOpParallelFor(context), io.positions, io.kept, io.sum)));
   }
 
  private:
@@ -48,6 +31,8 @@ class TopKSelectOp : public OpKernel {
 };
 
 REGISTER_KERNEL_BUILDER(Name("Gradcomp>TopKSelect").Device(::tensorflow::DEVICE_CPU), TopKSelectOp);
+REGISTER_KERNEL_BUILDER(Name("Gradcomp>TopKSelectSum").Device(::tensorflow::DEVICE_CPU),
+                        TopKSelectOp);
 
 }  // namespace
 }  // namespace gradcomp

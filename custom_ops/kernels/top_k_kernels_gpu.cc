@@ -3,6 +3,7 @@
 #include "custom_ops/cuda/top_k_cuda.h"
 #include "custom_ops/kernels/gpu_kernel_util.h"
 #include "custom_ops/kernels/kernel_util.h"
+#include "custom_ops/kernels/top_k_util.h"
 #include "tensorflow/core/framework/op_kernel.h"
 
 namespace gradcomp {
@@ -12,7 +13,6 @@ using ::tensorflow::OpKernel;
 using ::tensorflow::OpKernelConstruction;
 using ::tensorflow::OpKernelContext;
 using ::tensorflow::Tensor;
-using ::tensorflow::TensorShape;
 
 class TopKSelectGpuOp : public OpKernel {
  public:
@@ -22,35 +22,24 @@ class TopKSelectGpuOp : public OpKernel {
 
   void Compute(OpKernelContext* context) override {
     const Tensor& values = context->input(0);
-    const Tensor& count = context->input(1);
     int components = 0;
     OP_REQUIRES_OK(context, ItemComponents(values, "values", 1, &components));
     OP_REQUIRES_OK(context, RefuseWide(this, components));
-    OP_REQUIRES_OK(context, CheckRank(count, "count", 0));
     const int64_t n = values.dim_size(0);
-    const int64_t k = count.scalar<int64_t>()();
     OP_REQUIRES_OK(context, CheckSizeForGpu(n));
-    OP_REQUIRES(context, 1 <= k && k <= n,
-                absl::InvalidArgumentError("count must be in 1.." + std::to_string(n) +
-                                           " (the number of items), got " + std::to_string(k)));
     OP_REQUIRES(context, row_length_ == 0 || (components == 2 && n % (row_length_ / 2 + 1) == 0),
                 absl::InvalidArgumentError("row_length " + std::to_string(row_length_) +
                                            " needs complex items, a multiple of " +
                                            std::to_string(row_length_ / 2 + 1) +
                                            " of them; got shape " + values.shape().DebugString()));
-    Tensor* positions = nullptr;
-    OP_REQUIRES_OK(context,
-                   context->allocate_output(0, TensorShape({PositionsNumWords(n, k)}), &positions));
-    TensorShape kept_shape = values.shape();
-    kept_shape.set_dim(0, k);
-    Tensor* kept = nullptr;
-    OP_REQUIRES_OK(context, context->allocate_output(1, kept_shape, &kept));
+    TopKSelectIo io;
+    OP_REQUIRES_OK(context, PrepareTopKSelect(context, &io));
     Workspace workspace;
     OP_REQUIRES_OK(context, workspace.Allocate(context, cuda::TopKSelectWorkspaceBytes(n)));
-    OP_REQUIRES_OK(context, ToTensorFlowStatus(cuda::LaunchTopKSelect(
-                                FloatsOf(values), n, components, row_length_, k, workspace.data(),
-                                workspace.bytes(), StreamOf(context), MutableWordsOf(positions),
-                                MutableFloatsOf(kept))));
+    OP_REQUIRES_OK(context,
+                   ToTensorFlowStatus(cuda::LaunchTopKSelect(
+                       io.values, io.residual, n, components, row_length_, io.k, workspace.data(),
+                       workspace.bytes(), StreamOf(context), io.positions, io.kept, io.sum)));
   }
 
  private:
@@ -59,6 +48,9 @@ class TopKSelectGpuOp : public OpKernel {
 
 REGISTER_KERNEL_BUILDER(
     Name("Gradcomp>TopKSelect").Device(::tensorflow::DEVICE_GPU).HostMemory("count"),
+    TopKSelectGpuOp);
+REGISTER_KERNEL_BUILDER(
+    Name("Gradcomp>TopKSelectSum").Device(::tensorflow::DEVICE_GPU).HostMemory("count"),
     TopKSelectGpuOp);
 
 }  // namespace

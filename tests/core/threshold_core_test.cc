@@ -54,26 +54,39 @@ uint32_t KeyOf(float threshold, int components) {
   return components == 1 ? RealKey(threshold) : ComplexKey(threshold, 0.0f, 1.0);
 }
 
-// Items that reach the threshold, the largest `capacity` of them.
-std::vector<int64_t> Oracle(const std::vector<uint32_t>& keys, uint32_t threshold,
-                            int64_t capacity) {
-  std::vector<int64_t> reached;
-  for (size_t i = 0; i < keys.size(); ++i) {
-    if (keys[i] >= threshold) reached.push_back(static_cast<int64_t>(i));
+// Items with their keys, and in the order in which they are selected.
+struct Items {
+  std::vector<float> values;
+  int components;
+  int64_t row_length;
+  std::vector<uint32_t> keys = {};
+  std::vector<int64_t> order = {};
+};
+
+Items MakeItems(int64_t n, int components, int64_t row_length, int kind, std::mt19937* random) {
+  Items items = {MakeValues(kind, n * components, random), components, row_length};
+  for (int64_t i = 0; i < n; ++i) {
+    items.keys.push_back(KeyOf(items.values, components, row_length, i));
+    items.order.push_back(i);
   }
-  std::stable_sort(reached.begin(), reached.end(),
-                   [&](int64_t a, int64_t b) { return keys[a] > keys[b]; });
-  reached.resize(std::min(reached.size(), static_cast<size_t>(capacity)));
+  std::stable_sort(items.order.begin(), items.order.end(),
+                   [&](int64_t a, int64_t b) { return items.keys[a] > items.keys[b]; });
+  return items;
+}
+
+// Items that reach the threshold, the largest `capacity` of them.
+std::vector<int64_t> Oracle(const Items& items, uint32_t threshold, int64_t capacity) {
+  auto end = items.order.begin();
+  while (end != items.order.begin() + capacity && items.keys[*end] >= threshold) ++end;
+  std::vector<int64_t> reached(items.order.begin(), end);
   std::sort(reached.begin(), reached.end());
   return reached;
 }
 
-void TestSelection(const std::vector<float>& values, int components, int64_t row_length,
-                   float threshold, int64_t capacity) {
-  const int64_t n = static_cast<int64_t>(values.size()) / components;
-  std::vector<uint32_t> keys;
-  for (int64_t i = 0; i < n; ++i) keys.push_back(KeyOf(values, components, row_length, i));
-  const std::vector<int64_t> expected = Oracle(keys, KeyOf(threshold, components), capacity);
+void TestSelection(const Items& items, float threshold, int64_t capacity) {
+  const auto& [values, components, row_length, keys, order] = items;
+  const int64_t n = static_cast<int64_t>(keys.size());
+  const std::vector<int64_t> expected = Oracle(items, KeyOf(threshold, components), capacity);
   std::vector<float> expected_kept;
   for (int64_t item : expected) {
     for (int c = 0; c < components; ++c) expected_kept.push_back(values[item * components + c]);
@@ -103,13 +116,13 @@ void TestSelections() {
       const int64_t bins = length / 2 + 1;
       const int64_t n = (size + bins - 1) / bins * bins;
       for (int kind = 0; kind < 4; ++kind) {
-        const std::vector<float> values = MakeValues(kind, n * components, &random);
+        const Items items = MakeItems(n, components, length, kind, &random);
         for (float threshold : {0.0f, 1e-45f, 1e-39f, 0.7f, 2.0f, 1e30f, kInf}) {
           for (int64_t capacity : {int64_t{1}, n / 50 + 1, n}) {
             CurrentCase() = "n " + std::to_string(n) + " row_length " + std::to_string(row_length) +
                             " kind " + std::to_string(kind) + " threshold " +
                             std::to_string(threshold) + " capacity " + std::to_string(capacity);
-            TestSelection(values, components, length, threshold, capacity);
+            TestSelection(items, threshold, capacity);
           }
         }
       }

@@ -70,14 +70,20 @@ std::vector<uint32_t> OracleKeys(const std::vector<float>& values, const Shape& 
   return keys;
 }
 
-std::vector<int64_t> OracleTopK(const std::vector<uint32_t>& keys, int64_t k) {
+// All items in the order in which they are selected.
+std::vector<int64_t> OracleOrder(const std::vector<float>& values, const Shape& shape) {
+  const std::vector<uint32_t> keys = OracleKeys(values, shape);
   std::vector<int64_t> order(keys.size());
   for (size_t i = 0; i < order.size(); ++i) order[i] = static_cast<int64_t>(i);
   std::stable_sort(order.begin(), order.end(),
                    [&](int64_t a, int64_t b) { return keys[a] > keys[b]; });
-  order.resize(static_cast<size_t>(k));
-  std::sort(order.begin(), order.end());
   return order;
+}
+
+std::vector<int64_t> OracleTopK(const std::vector<int64_t>& order, int64_t k) {
+  std::vector<int64_t> items(order.begin(), order.begin() + k);
+  std::sort(items.begin(), items.end());
+  return items;
 }
 
 enum Kind { kNormal, kTies, kZero, kEqual, kSparse, kSorted, kBits, kDenormal, kNumKinds };
@@ -99,27 +105,64 @@ std::vector<float> MakeValues(Kind kind, int64_t size, std::mt19937* random) {
   return values;
 }
 
-// Runs one selection in both thread modes and compares it with the oracle.
-void TestSelection(const std::vector<float>& values, const Shape& shape, int64_t k) {
-  const int64_t n = static_cast<int64_t>(values.size()) / shape.components;
-  const std::vector<int64_t> expected = OracleTopK(OracleKeys(values, shape), k);
-  std::vector<float> expected_kept;
-  for (int64_t item : expected) {
-    for (int c = 0; c < shape.components; ++c) {
-      expected_kept.push_back(values[item * shape.components + c]);
-    }
+std::vector<float> ItemsAt(const std::vector<float>& values, int components,
+                           const std::vector<int64_t>& items) {
+  std::vector<float> result;
+  for (int64_t item : items) {
+    const auto first = values.begin() + item * components;
+    result.insert(result.end(), first, first + components);
   }
+  return result;
+}
+
+// Runs one selection in both thread modes and compares it with the oracle.
+void TestSelection(const std::vector<float>& values, const Shape& shape, int64_t k,
+                   const std::vector<int64_t>& order) {
+  const int64_t n = static_cast<int64_t>(values.size()) / shape.components;
+  const std::vector<int64_t> expected = OracleTopK(order, k);
+  const std::vector<float> expected_kept = ItemsAt(values, shape.components, expected);
   for (unsigned seed = 0; seed < 2; ++seed) {
     Guarded<uint32_t> positions(PositionsNumWords(n, k));
     Guarded<float> kept(k * shape.components);
     const ParallelFor parallel_for = seed == 0 ? ParallelFor(SerialFor) : HostileFor(seed);
     const ScopedFlush flush;
-    const Status status = TopKSelect(values.data(), n, shape.components, shape.row_length, k,
-                                     parallel_for, positions.data(), kept.data());
+    const Status status = TopKSelect(values.data(), nullptr, n, shape.components, shape.row_length,
+                                     k, parallel_for, positions.data(), kept.data(), nullptr);
     if (!CHECK(status.ok())) return;
     CHECK(positions.ToVector() == OraclePositions(expected, n));
     CHECK(SameBits(kept.ToVector(), expected_kept));
     CHECK(positions.Intact() && kept.Intact());
+  }
+}
+
+void TestSelection(const std::vector<float>& values, const Shape& shape, int64_t k) {
+  TestSelection(values, shape, k, OracleOrder(values, shape));
+}
+
+// The same for the sum of two parts, which goes to memory of its own or to that of either part.
+void TestSelectionOfSum(const std::vector<float>& values, const std::vector<float>& residual,
+                        const Shape& shape, int64_t k) {
+  const int64_t n = static_cast<int64_t>(values.size()) / shape.components;
+  std::vector<float> expected_sum(values.size());
+  for (size_t i = 0; i < values.size(); ++i) expected_sum[i] = values[i] + residual[i];
+  const std::vector<int64_t> expected = OracleTopK(OracleOrder(expected_sum, shape), k);
+  for (unsigned place = 0; place < 3; ++place) {
+    Guarded<uint32_t> positions(PositionsNumWords(n, k));
+    Guarded<float> kept(k * shape.components), own(n * shape.components);
+    std::vector<float> first = values, second = residual;
+    float* const sum = place == 0 ? own.data() : place == 1 ? first.data() : second.data();
+    const ParallelFor parallel_for = place == 0 ? ParallelFor(SerialFor) : HostileFor(place);
+    const ScopedFlush flush;
+    const Status status =
+        TopKSelect(first.data(), second.data(), n, shape.components, shape.row_length, k,
+                   parallel_for, positions.data(), kept.data(), sum);
+    if (!CHECK(status.ok())) return;
+    CHECK(positions.ToVector() == OraclePositions(expected, n));
+    CHECK(SameBits(kept.ToVector(), ItemsAt(expected_sum, shape.components, expected)));
+    CHECK(SameBits(std::vector<float>(sum, sum + expected_sum.size()), expected_sum));
+    CHECK(place == 1 || SameBits(first, values));
+    CHECK(place == 2 || SameBits(second, residual));
+    CHECK(positions.Intact() && kept.Intact() && own.Intact());
   }
 }
 
@@ -133,13 +176,14 @@ void TestSizes() {
       for (int kind = 0; kind < kNumKinds; ++kind) {
         const std::vector<float> values =
             MakeValues(static_cast<Kind>(kind), n * shape.components, &random);
+        const std::vector<int64_t> order = OracleOrder(values, shape);
         for (int64_t k : {int64_t{1}, n / 50, n * 3 / 20 + 1, n - 1, n}) {
           if (k < 1) continue;
           CurrentCase() = "n " + std::to_string(n) + " components " +
                           std::to_string(shape.components) + " row_length " +
                           std::to_string(shape.row_length) + " kind " + std::to_string(kind) +
                           " k " + std::to_string(k);
-          TestSelection(values, shape, k);
+          TestSelection(values, shape, k, order);
         }
       }
     }
@@ -153,11 +197,12 @@ void TestWide() {
       for (int kind = 0; kind < kNumKinds; ++kind) {
         const std::vector<float> values =
             MakeValues(static_cast<Kind>(kind), n * components, &random);
+        const std::vector<int64_t> order = OracleOrder(values, {components, 0});
         for (int64_t k : {int64_t{1}, n / 50, n / 3, n}) {
           if (k < 1) continue;
           CurrentCase() = "n " + std::to_string(n) + " components " + std::to_string(components) +
                           " kind " + std::to_string(kind) + " k " + std::to_string(k);
-          TestSelection(values, {components, 0}, k);
+          TestSelection(values, {components, 0}, k, order);
         }
       }
     }
@@ -176,10 +221,11 @@ void TestLargeSizes() {
       const Shape shape = {kind % 2 + 1, 0};
       const std::vector<float> values =
           MakeValues(static_cast<Kind>(kind), n * shape.components, &random);
+      const std::vector<int64_t> order = OracleOrder(values, shape);
       for (int64_t k : {int64_t{1}, n / 50, n / 8 - 60, n / 8 + 60, n * 3 / 20, n}) {
         CurrentCase() =
             "n " + std::to_string(n) + " kind " + std::to_string(kind) + " k " + std::to_string(k);
-        TestSelection(values, shape, k);
+        TestSelection(values, shape, k, order);
       }
     }
   }
@@ -187,6 +233,34 @@ void TestLargeSizes() {
   TestSelection(MakeValues(kNormal, 1000003, &random), {1, 0}, 150001);
   CurrentCase() = "33 rows of 4096";
   TestSelection(MakeValues(kNormal, 2 * 33 * 2049, &random), {2, 4096}, 10142);
+}
+
+void TestSums() {
+  std::mt19937 random(6);
+  const Shape shapes[] = {{1, 0}, {2, 0}, {2, 126}, {9, 0}};
+  for (int64_t size : {1, 63, 1025, 8193, 70001}) {
+    for (const Shape& shape : shapes) {
+      const int64_t bins = shape.row_length / 2 + 1;
+      const int64_t n = (size + bins - 1) / bins * bins;
+      for (Kind kind : {kNormal, kTies, kSparse, kDenormal}) {
+        CurrentCase() = "sum, n " + std::to_string(n) + " components " +
+                        std::to_string(shape.components) + " kind " + std::to_string(kind);
+        const std::vector<float> values = MakeValues(kind, n * shape.components, &random);
+        TestSelectionOfSum(values, MakeValues(kind, n * shape.components, &random), shape,
+                           n / 50 + 1);
+      }
+    }
+  }
+  // Brackets that miss lead to a second pass, which must not add again.
+  CurrentCase() = "sum, misled sample";
+  const int64_t n = 100000;
+  std::vector<float> values = MakeValues(kNormal, n, &random);
+  const std::vector<float> residual = MakeValues(kNormal, n, &random);
+  for (int64_t i = 0; i < kTopKSampleSize; ++i) {
+    const int64_t item = TopKSampleItem(i, n);
+    values[item] = -residual[item];
+  }
+  TestSelectionOfSum(values, residual, {1, 0}, n - kTopKSampleSize - 5);
 }
 
 // The sample sees other values than there are, so that the first bracket misses: all sampled items
@@ -206,9 +280,10 @@ void TestMisledSample() {
     std::vector<int64_t> counts = {1, 5000, 50000, 90000, others - 1, others, others + 1};
     for (int64_t k = 6; k < 14; ++k) counts.push_back(k);
     for (int64_t k = n - 24; k < n; k += sampled == 1e-6f ? 1 : 8) counts.push_back(k);
+    const std::vector<int64_t> order = OracleOrder(values, {1, 0});
     for (int64_t k : counts) {
       CurrentCase() = "sampled " + std::to_string(sampled) + " k " + std::to_string(k);
-      TestSelection(values, {1, 0}, k);
+      TestSelection(values, {1, 0}, k, order);
     }
   }
 }
@@ -230,7 +305,9 @@ void TestRefused() {
   uint32_t positions[8];
   float kept[8];
   const auto code = [&](int64_t n, int components, int64_t row_length, int64_t k) {
-    return TopKSelect(values, n, components, row_length, k, SerialFor, positions, kept).code();
+    return TopKSelect(values, nullptr, n, components, row_length, k, SerialFor, positions, kept,
+                      nullptr)
+        .code();
   };
   CHECK(code(4, 2, 2, 1) == StatusCode::kOk);
   CHECK(code(4, 1, 0, 0) == StatusCode::kInvalidArgument);
@@ -252,6 +329,7 @@ int main() {
   gradcomp::TestSizes();
   gradcomp::TestLargeSizes();
   gradcomp::TestWide();
+  gradcomp::TestSums();
   gradcomp::TestMisledSample();
   gradcomp::TestSpecialValuesRankFirst();
   gradcomp::TestRefused();

@@ -27,15 +27,15 @@ void TestSelection(const std::vector<float>& values, const Shape& shape, int64_t
   const int64_t n = static_cast<int64_t>(values.size()) / shape.components;
   std::vector<uint32_t> positions(static_cast<size_t>(PositionsNumWords(n, k)));
   std::vector<float> kept(static_cast<size_t>(k * shape.components));
-  CHECK(TopKSelect(values.data(), n, shape.components, shape.row_length, k, SerialFor,
-                   positions.data(), kept.data())
+  CHECK(TopKSelect(values.data(), nullptr, n, shape.components, shape.row_length, k, SerialFor,
+                   positions.data(), kept.data(), nullptr)
             .ok());
   DeviceBuffer<float> d_values(values), d_kept(k * shape.components);
   DeviceBuffer<uint32_t> d_positions(PositionsNumWords(n, k));
   DeviceBuffer<char> workspace(static_cast<int64_t>(cuda::TopKSelectWorkspaceBytes(n)));
-  CHECK(cuda::LaunchTopKSelect(d_values.data(), n, shape.components, shape.row_length, k,
+  CHECK(cuda::LaunchTopKSelect(d_values.data(), nullptr, n, shape.components, shape.row_length, k,
                                workspace.data(), workspace.Bytes(), nullptr, d_positions.data(),
-                               d_kept.data()) == cudaSuccess);
+                               d_kept.data(), nullptr) == cudaSuccess);
   CHECK(d_positions.ToVector() == positions);
   CHECK(SameBits(d_kept.ToVector(), kept));
   CHECK(SameBits(d_values.ToVector(), values));
@@ -90,6 +90,31 @@ void TestLargeSizes() {
   TestCase(300001, {1, 0}, kNormal, 45000, &random);
 }
 
+void TestSum() {
+  CurrentCase() = "sum";
+  std::mt19937 random(5);
+  for (int components : {1, 2}) {
+    const int64_t n = 70001, k = 900;
+    const std::vector<float> values = SampleFloats(kNormal, n * components, &random);
+    const std::vector<float> residual = SampleFloats(kNormal, n * components, &random);
+    std::vector<uint32_t> positions(static_cast<size_t>(PositionsNumWords(n, k)));
+    std::vector<float> kept(static_cast<size_t>(k * components)), sum(values.size());
+    CHECK(TopKSelect(values.data(), residual.data(), n, components, 0, k, SerialFor,
+                     positions.data(), kept.data(), sum.data())
+              .ok());
+    DeviceBuffer<float> d_values(values), d_residual(residual), d_kept(k * components);
+    DeviceBuffer<uint32_t> d_positions(PositionsNumWords(n, k));
+    DeviceBuffer<char> workspace(static_cast<int64_t>(cuda::TopKSelectWorkspaceBytes(n)));
+    CHECK(cuda::LaunchTopKSelect(d_values.data(), d_residual.data(), n, components, 0, k,
+                                 workspace.data(), workspace.Bytes(), nullptr, d_positions.data(),
+                                 d_kept.data(), d_values.data()) == cudaSuccess);
+    CHECK(d_positions.ToVector() == positions);
+    CHECK(SameBits(d_kept.ToVector(), kept));
+    CHECK(SameBits(d_values.ToVector(), sum));
+    CHECK(SameBits(d_residual.ToVector(), residual));
+  }
+}
+
 void TestSpecialValuesRankFirst() {
   CurrentCase() = "special values";
   const float inf = std::numeric_limits<float>::infinity();
@@ -106,8 +131,9 @@ void TestRefused() {
   DeviceBuffer<uint32_t> positions(16);
   DeviceBuffer<char> workspace(1 << 16);
   const auto launch = [&](int64_t n, int components, int64_t row_length, int64_t k, size_t bytes) {
-    return cuda::LaunchTopKSelect(values.data(), n, components, row_length, k, workspace.data(),
-                                  bytes, nullptr, positions.data(), kept.data());
+    return cuda::LaunchTopKSelect(values.data(), nullptr, n, components, row_length, k,
+                                  workspace.data(), bytes, nullptr, positions.data(), kept.data(),
+                                  nullptr);
   };
   const size_t bytes = cuda::TopKSelectWorkspaceBytes(4);
   CHECK(launch(4, 2, 2, 1, bytes) == cudaSuccess);
@@ -129,6 +155,7 @@ int main() {
   gradcomp::TestSizes();
   gradcomp::TestRows();
   gradcomp::TestLargeSizes();
+  gradcomp::TestSum();
   gradcomp::TestSpecialValuesRankFirst();
   gradcomp::TestRefused();
   return gradcomp::FinishTest();

@@ -35,8 +35,8 @@ uint32_t RealKey(float x) { return std::min(BitsOf(x) & 0x7fffffffu, 0x7f800000u
 Selected TopK(const Items& items, int64_t k, uint32_t poison, const CallWays& ways) {
   Selected result{std::vector<uint32_t>(static_cast<size_t>(PositionsNumWords(items.n, k)), poison),
                   std::vector<float>(static_cast<size_t>(k * items.components), FloatOf(poison))};
-  CHECK(TopKSelect(items.values.data(), items.n, items.components, items.row_length, k,
-                   ways.parallel_for(), result.positions.data(), result.kept.data())
+  CHECK(TopKSelect(items.values.data(), nullptr, items.n, items.components, items.row_length, k,
+                   ways.parallel_for(), result.positions.data(), result.kept.data(), nullptr)
             .ok());
   return result;
 }
@@ -114,8 +114,8 @@ void Refuse(const Items& items, FuzzInput* input) {
   const StatusCode bad = StatusCode::kInvalidArgument;
   uint32_t no_word = 0;
   float nothing = 0.0f;
-  CHECK(TopKSelect(items.values.data(), items.n, components, row_length, k, SerialFor, &no_word,
-                   &nothing)
+  CHECK(TopKSelect(items.values.data(), nullptr, items.n, components, row_length, k, SerialFor,
+                   &no_word, &nothing, nullptr)
             .code() == bad);
   CHECK(ThresholdSelect(items.values.data(), items.n, components, row_length, 1.0f, k, SerialFor,
                         &no_word, &nothing)

@@ -82,6 +82,39 @@ def test_non_finite_items_come_first(rng):
     np.testing.assert_array_equal(kept.numpy(), items[[7, 4000]])
 
 
+@pytest.mark.parametrize("components", [(), (2,), (5,)], ids=["real", "complex", "wide"])
+@pytest.mark.parametrize("kind", ["gauss", "denormal"])
+def test_selects_from_the_sum_with_a_residual(components, kind, rng):
+    values, residual = (sample(kind, (70001, *components), rng) for _ in range(2))
+    words, kept, total = top_k.top_k_select_sum(values, residual, 900)
+    np.testing.assert_array_equal(
+        total.numpy().view(np.uint32), (values + residual).view(np.uint32)
+    )
+    expected_words, expected_kept = top_k.top_k_select(values + residual, 900)
+    np.testing.assert_array_equal(words, expected_words)
+    np.testing.assert_array_equal(kept, expected_kept)
+
+
+def test_sum_takes_memory_that_nothing_else_needs():
+    variable = tf.Variable(tf.ones([5000]))
+
+    @tf.function
+    def select(values):
+        return top_k.top_k_select_sum(2.0 * values, variable.read_value(), 9)[2], values + 0.0
+
+    values = tf.range(5000.0)
+    total, again = select(values)
+    np.testing.assert_array_equal(total, 2 * np.arange(5000.0) + 1)
+    np.testing.assert_array_equal(again, values)
+    np.testing.assert_array_equal(variable, np.ones(5000))
+
+
+@pytest.mark.parametrize("shape", [(4,), (5, 2), ()])
+def test_a_residual_of_another_shape_is_refused(shape):
+    with pytest.raises(BAD_ARGUMENT):
+        top_k.top_k_select_sum(tf.zeros([5]), tf.zeros(shape), 1)
+
+
 def test_graph_equals_eager(rng):
     items = sample("gauss", (4099, 2), rng)
 

@@ -162,6 +162,20 @@ class Transform(abc.ABC):
         """Maps coefficients back to float32 ``[num_elements]``."""
 
 
+class Selected(NamedTuple):
+    """What a sparsifier chose.
+
+    Attributes:
+      positions: int32 ``[p]``; the first ``num_words`` words are sent.
+      kept: the items there, float32 ``[k]`` or ``[k, c]``.
+      total: what they were chosen from, float32 ``[N]`` or ``[N, c]``.
+    """
+
+    positions: tf.Tensor
+    kept: tf.Tensor
+    total: tf.Tensor
+
+
 class Sparsifier(abc.ABC):
     """Chooses which items travel, and codes their positions."""
 
@@ -185,19 +199,17 @@ class Sparsifier(abc.ABC):
 
     @abc.abstractmethod
     def select(
-        self, coefficients: tf.Tensor, layout: Layout, draw: Draw, repaid: bool
-    ) -> tuple[tf.Tensor, tf.Tensor]:
-        """Chooses items.
+        self, coefficients: tf.Tensor, residual: tf.Tensor | None, layout: Layout, draw: Draw
+    ) -> Selected:
+        """Chooses items of ``coefficients``, or of ``coefficients + residual``.
 
         Args:
           coefficients: float32 ``[N]`` or ``[N, c]``.
-          layout: their shape.
+          residual: float32 of the same shape; ``None`` if no error feedback repays what is
+            dropped. A random choice then scales up what it keeps, so that its expectation is the
+            input.
+          layout: shape of the coefficients.
           draw: the randomness, for stochastic sparsifiers.
-          repaid: whether error feedback repays what is dropped. If not, a random choice scales up
-            what it keeps, so that its expectation is the input.
-
-        Returns:
-          ``(positions, kept)``: int32 ``[p]`` and float32 ``[k]`` or ``[k, c]``.
         """
 
     @abc.abstractmethod
@@ -434,6 +446,11 @@ def check_integer(owner: str, field: str, value: Any) -> None:
 def check_seed(owner: str, value: Any) -> None:
     """Raises ValueError unless ``value`` can be a seed, an integer from 0 to 2^31 - 1."""
     check_range(owner, "seed", value, 0, 2**31 - 1, low_open=False)
+
+
+def add_residual(coefficients: tf.Tensor, residual: tf.Tensor | None) -> tf.Tensor:
+    """Returns ``coefficients + residual``, or the coefficients if there is no residual."""
+    return coefficients if residual is None else coefficients + residual
 
 
 def sum_in_order(values: tf.Tensor) -> tf.Tensor:

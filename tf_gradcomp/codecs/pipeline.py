@@ -61,13 +61,11 @@ class Pipeline(base.Codec):
         if self.sparsifier is None:
             words, error = self.quantizer.encode(coefficients, residual, with_residual, draw)
             return base.Encoded(words, error)
+        selected = self.sparsifier.select(coefficients, residual, layout, draw)
+        codes, error = self.quantizer.encode(selected.kept, None, with_residual, draw)
         if with_residual:
-            coefficients = coefficients + residual
-        positions, kept = self.sparsifier.select(coefficients, layout, draw, repaid=with_residual)
-        codes, error = self.quantizer.encode(kept, None, with_residual, draw)
-        if with_residual:
-            residual = self.sparsifier.replace(coefficients, positions, error)
-        sent = positions[: self.sparsifier.num_words(layout)]
+            residual = self.sparsifier.replace(selected.total, selected.positions, error)
+        sent = selected.positions[: self.sparsifier.num_words(layout)]
         return base.Encoded(tf.concat([sent, codes], axis=0), residual)
 
     def decode_sum(

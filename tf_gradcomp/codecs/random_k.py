@@ -53,17 +53,22 @@ class RandomK(base.Sparsifier):
         return 1
 
     def select(
-        self, coefficients: tf.Tensor, layout: base.Layout, draw: base.Draw, repaid: bool
-    ) -> tuple[tf.Tensor, tf.Tensor]:
+        self,
+        coefficients: tf.Tensor,
+        residual: tf.Tensor | None,
+        layout: base.Layout,
+        draw: base.Draw,
+    ) -> base.Selected:
         positions = self._positions(layout, draw)
         num_kept = self.num_kept(layout)
-        kept = positions_ops.positions_gather(coefficients, positions, num_kept)
-        if not repaid:
+        total = base.add_residual(coefficients, residual)
+        kept = positions_ops.positions_gather(total, positions, num_kept)
+        if residual is None:
             kept = random_k_ops.random_k_scale(kept, layout.num_items)
         # An Inf or NaN must show, drawn or not. It reaches any threshold.
-        block, _ = threshold_ops.threshold_select(coefficients, math.inf, 1, layout.row_length)
+        block, _ = threshold_ops.threshold_select(total, math.inf, 1, layout.row_length)
         kept = tf.where(block[0] > 0, float("nan"), kept)
-        return tf.concat([draw.step[tf.newaxis], positions], axis=0), kept
+        return base.Selected(tf.concat([draw.step[tf.newaxis], positions], axis=0), kept, total)
 
     def replace(self, coefficients: tf.Tensor, positions: tf.Tensor, kept: tf.Tensor) -> tf.Tensor:
         return positions_ops.positions_replace(coefficients, positions[1:], kept)

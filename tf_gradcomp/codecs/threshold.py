@@ -47,12 +47,18 @@ class _Threshold(base.Sparsifier):
         return positions_ops.num_words(layout.num_items, self.num_kept(layout), counted=True)
 
     def select(
-        self, coefficients: tf.Tensor, layout: base.Layout, draw: base.Draw, repaid: bool
-    ) -> tuple[tf.Tensor, tf.Tensor]:
-        threshold = self._threshold(coefficients, layout, draw)
-        return threshold_ops.threshold_select(
-            coefficients, threshold, self.num_kept(layout), layout.row_length
+        self,
+        coefficients: tf.Tensor,
+        residual: tf.Tensor | None,
+        layout: base.Layout,
+        draw: base.Draw,
+    ) -> base.Selected:
+        total = base.add_residual(coefficients, residual)
+        threshold = self._threshold(total, layout, draw)
+        selected = threshold_ops.threshold_select(
+            total, threshold, self.num_kept(layout), layout.row_length
         )
+        return base.Selected(*selected, total)
 
     def replace(self, coefficients: tf.Tensor, positions: tf.Tensor, kept: tf.Tensor) -> tf.Tensor:
         return positions_ops.positions_replace(coefficients, positions, kept, counted=True)

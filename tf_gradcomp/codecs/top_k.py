@@ -44,10 +44,18 @@ class TopK(base.Sparsifier):
         return positions_ops.num_words(layout.num_items, self.num_kept(layout))
 
     def select(
-        self, coefficients: tf.Tensor, layout: base.Layout, draw: base.Draw, repaid: bool
-    ) -> tuple[tf.Tensor, tf.Tensor]:
-        return top_k_ops.top_k_select(
-            coefficients, self.num_kept(layout), row_length=layout.row_length
+        self,
+        coefficients: tf.Tensor,
+        residual: tf.Tensor | None,
+        layout: base.Layout,
+        draw: base.Draw,
+    ) -> base.Selected:
+        num_kept, row_length = self.num_kept(layout), layout.row_length
+        if residual is None:
+            selected = top_k_ops.top_k_select(coefficients, num_kept, row_length)
+            return base.Selected(*selected, coefficients)
+        return base.Selected(
+            *top_k_ops.top_k_select_sum(coefficients, residual, num_kept, row_length)
         )
 
     def replace(self, coefficients: tf.Tensor, positions: tf.Tensor, kept: tf.Tensor) -> tf.Tensor:
@@ -91,13 +99,17 @@ class ChunkedTopK(TopK):
         return layout.num_items // self.chunk * count + last_count
 
     def select(
-        self, coefficients: tf.Tensor, layout: base.Layout, draw: base.Draw, repaid: bool
-    ) -> tuple[tf.Tensor, tf.Tensor]:
+        self,
+        coefficients: tf.Tensor,
+        residual: tf.Tensor | None,
+        layout: base.Layout,
+        draw: base.Draw,
+    ) -> base.Selected:
         if not self.chunk:
-            return super().select(coefficients, layout, draw, repaid)
-        return top_k_chunked_ops.top_k_chunked_select(
-            coefficients, self.chunk, *self._counts(layout)
-        )
+            return super().select(coefficients, residual, layout, draw)
+        total = base.add_residual(coefficients, residual)
+        selected = top_k_chunked_ops.top_k_chunked_select(total, self.chunk, *self._counts(layout))
+        return base.Selected(*selected, total)
 
     def _counts(self, layout: base.Layout) -> tuple[int, int]:
         """Returns how many items of a chunk are kept, and how many of a last, shorter one."""

@@ -8,6 +8,7 @@ import tensorflow as tf
 from tf_gradcomp.ops import loader, placement
 
 tf.no_gradient("Gradcomp>TopKSelect")
+tf.no_gradient("Gradcomp>TopKSelectSum")
 
 
 def top_k_select(
@@ -47,3 +48,35 @@ def top_k_select(
             values=values, count=count, row_length=row_length, name=name
         )
     return positions, kept
+
+
+def top_k_select_sum(
+    values: tf.Tensor,
+    residual: tf.Tensor,
+    count: int | tf.Tensor,
+    row_length: int = 0,
+    name: str | None = None,
+) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """Adds a residual to values and selects as `top_k_select` does, in one pass over both.
+
+    Args:
+      values: as for `top_k_select`.
+      residual: float32, of the same shape.
+      count: as for `top_k_select`.
+      row_length: as for `top_k_select`.
+      name: name of the operation.
+
+    Returns:
+      positions: int32 `[p]`, the positions block.
+      kept: float32 `[k]` or `[k, c]`, the items of the sum that are kept.
+      sum: `values + residual`; takes over the memory of one of them if nothing else needs it.
+
+    Raises:
+      tf.errors.InvalidArgumentError: as for `top_k_select`, and for shapes that differ.
+    """
+    values, count = tf.convert_to_tensor(values), tf.cast(count, tf.int64)
+    with placement.for_items(values, 1):
+        positions, kept, total = loader.load().gradcomp_top_k_select_sum(
+            values=values, count=count, residual=residual, row_length=row_length, name=name
+        )
+    return positions, kept, total
