@@ -17,8 +17,9 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tempfile
 import zlib
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -34,6 +35,11 @@ _CXX_FLAGS = [
 ]
 _NVCC_FLAGS = ["-O3", "-std=c++17", "--fmad=false", "-Xcompiler=-fPIC,-ffp-contract=off,-Wall"]
 _DEFAULT_CUDA_ARCHS = ["70", "75", "80", "86", "89", "90"]
+
+# TensorFlow's headers are nearly all that the compiler reads of a kernel or an op. For as many
+# sources as this it pays to compile them beforehand.
+_TF_HEADERS = ("op.h", "op_kernel.h", "shape_inference.h")
+_MANY_SOURCES = 8
 
 _TF_FLAGS_PROGRAM = (
     "import json, tensorflow as tf; "
@@ -58,6 +64,15 @@ class Cuda:
         newest = max(self.archs, key=int)
         flags = [f"-gencode=arch=compute_{arch},code=sm_{arch}" for arch in self.archs]
         return [*flags, f"-gencode=arch=compute_{newest},code=compute_{newest}"]
+
+
+@dataclass(frozen=True)
+class Unit:
+    """An object, the command that makes it, and whether that reads TensorFlow's headers."""
+
+    obj: Path
+    command: list[str]
+    includes_tensorflow: bool
 
 
 def build(
@@ -103,19 +118,20 @@ def build(
         # Two builds of one checkout wait for each other instead of mixing their objects.
         fcntl.flock(lock, fcntl.LOCK_EX)
         tf_compile_flags, tf_link_flags = _tensorflow_flags(cache, tf_version)
-        commands = {
-            cache / f"{source.relative_to(root)}.o": _compile_command(
-                source, root, cxx, cuda, tf_compile_flags
+        units = [
+            Unit(
+                cache / f"{source.relative_to(root)}.o",
+                _compile_command(source, root, cxx, cuda, tf_compile_flags),
+                _includes_tensorflow(source),
             )
             for source in sources
-        }
-        stale = [obj for obj, command in commands.items() if force or _is_stale(obj, command)]
-        with ThreadPoolExecutor(max(1, jobs)) as pool:
-            # list() waits for all and raises the first error.
-            list(pool.map(lambda obj: _compile(obj, commands[obj], root), stale))
+        ]
+        stale = [unit for unit in units if force or _is_stale(unit)]
+        _compile_all(stale, root, cache, jobs)
 
+        objects = [unit.obj for unit in units]
         library = output_dir / loader.file_name(tf_version)
-        link = [*cxx, "-shared", *map(str, commands), *tf_link_flags]
+        link = [*cxx, "-shared", *map(str, objects), *tf_link_flags]
         if cuda:
             link += [f"-L{cuda.root}/lib64", "-lcudart_static", "-ldl", "-lrt", "-lpthread"]
         info = {
@@ -126,11 +142,11 @@ def build(
             "cuda_archs": cuda.archs if cuda else [],
         }
         record = loader.info_path(library)
-        if stale or _link_is_stale(library, record, info, list(commands), link, cache):
+        if stale or _link_is_stale(library, record, info, objects, link, cache):
             _link(library, link, root)
             (cache / "link.cmd").write_text(_fingerprint(link))
             _write_atomically(record, json.dumps(info, indent=2) + "\n")
-            print(f"built {library} ({len(stale)} of {len(commands)} files compiled)")
+            print(f"built {library} ({len(stale)} of {len(units)} files compiled)")
         else:
             print(f"{library} is up to date")
     return library
@@ -235,7 +251,7 @@ def _compile_command(
         flags = [cuda.nvcc, "-x", "cu", "-ccbin", cxx[0], *_NVCC_FLAGS, *cuda.arch_flags()]
         return [*flags, f"-I{root}", "-c", str(source)]
     command = [*cxx, *_CXX_FLAGS, f"-I{root}"]
-    if source.parent.name != "core":  # the core must compile without TensorFlow's headers
+    if _includes_tensorflow(source):
         command += tf_flags
         if cuda:
             command += [
@@ -246,17 +262,22 @@ def _compile_command(
     return [*command, "-c", str(source)]
 
 
+def _includes_tensorflow(source: Path) -> bool:
+    """The core must compile without TensorFlow's headers."""
+    return source.parent.name != "core" and not source.name.endswith(".cu.cc")
+
+
 def _fingerprint(command: list[str]) -> str:
     """The command, but alike in every virtual environment: the cache is per TensorFlow version."""
     return shlex.join(command).replace(sys.prefix, "<prefix>")
 
 
-def _is_stale(obj: Path, command: list[str]) -> bool:
+def _is_stale(unit: Unit) -> bool:
     try:
-        if obj.with_suffix(".cmd").read_text() != _fingerprint(command):
+        if unit.obj.with_suffix(".cmd").read_text() != _fingerprint(unit.command):
             return True
-        built = obj.stat().st_mtime_ns
-        return any(Path(header).stat().st_mtime_ns > built for header in _dependencies(obj))
+        built = unit.obj.stat().st_mtime_ns
+        return any(Path(header).stat().st_mtime_ns > built for header in _dependencies(unit.obj))
     except OSError:  # an object, a record or a header is gone
         return True
 
@@ -267,14 +288,47 @@ def _dependencies(obj: Path) -> list[str]:
     return shlex.split(names.replace("\\\n", " "))
 
 
-def _compile(obj: Path, command: list[str], root: Path) -> None:
+def _compile_all(units: list[Unit], root: Path, cache: Path, jobs: int) -> None:
+    with_tensorflow = [unit for unit in units if unit.includes_tensorflow]
+    with (
+        tempfile.TemporaryDirectory(dir=cache) as scratch,
+        ThreadPoolExecutor(max(1, jobs)) as pool,
+    ):
+        headers: Future[list[str]] | None = None
+        if len(with_tensorflow) >= _MANY_SOURCES:
+            # The first job, so that those that wait for it do not keep it from running.
+            headers = pool.submit(_precompile_headers, with_tensorflow[0], root, Path(scratch))
+
+        def compile_one(unit: Unit) -> None:
+            found = headers.result() if headers and unit.includes_tensorflow else []
+            _compile(unit, root, found)
+
+        # list() waits for all and raises the first error.
+        list(pool.map(compile_one, units))
+
+
+def _precompile_headers(unit: Unit, root: Path, scratch: Path) -> list[str]:
+    """Compiles TensorFlow's headers with the flags of a unit; returns those to find the result.
+
+    A system header is no dependency of what includes it, so it may go when the build has ended.
+    """
+    header = scratch / "tensorflow_headers.h"
+    header.write_text("".join(f"#include <tensorflow/core/framework/{h}>\n" for h in _TF_HEADERS))
+    flags = unit.command[: unit.command.index("-c")]
+    _run([*flags, "-x", "c++-header", str(header), "-o", f"{header}.gch"], root)
+    return ["-isystem", str(scratch), "-include", header.name]
+
+
+def _compile(unit: Unit, root: Path, extra_flags: list[str]) -> None:
+    obj = unit.obj
     obj.parent.mkdir(parents=True, exist_ok=True)
     obj.with_suffix(".cmd").unlink(missing_ok=True)
     # The time stamp is the start's: a header saved while the compiler runs counts as newer.
     started = _now(obj.parent)
-    _run([*command, "-o", str(obj), "-MMD", "-MF", str(obj.with_suffix(".d"))], root)
+    outputs = ["-o", str(obj), "-MMD", "-MF", str(obj.with_suffix(".d"))]
+    _run([*unit.command, *extra_flags, *outputs], root)
     os.utime(obj, ns=(started, started))
-    obj.with_suffix(".cmd").write_text(_fingerprint(command))
+    obj.with_suffix(".cmd").write_text(_fingerprint(unit.command))
 
 
 def _now(folder: Path) -> int:
