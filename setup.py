@@ -37,6 +37,7 @@ EXTRAS = {
         "hypothesis>=6.100",
         "mypy>=1.10",
         "pytest>=9",
+        "pytest-xdist>=3.5",
         "ruff==0.17.6",
         "setuptools>=65",
         "wheel",

@@ -5,6 +5,7 @@ pyproject.toml puts the oracles of tests/reference, and tests/support, on the im
 """
 
 import functools
+import os
 from collections.abc import Callable
 
 import numpy as np
@@ -23,9 +24,12 @@ def rng() -> np.random.Generator:
 @pytest.fixture(scope="session")
 def core_build(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], CoreBuild]:
     """The core built in a way of core_build.BUILDS, once for all tests that ask for it."""
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:  # several pytest processes, which share what is above
+        folder = folder.parent
 
     @functools.cache
     def build(name: str) -> CoreBuild:
-        return CoreBuild(name, tmp_path_factory.mktemp(f"core_{name}"))
+        return CoreBuild(name, folder / f"core_{name}")
 
     return build

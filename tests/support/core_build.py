@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import subprocess
 from collections.abc import Sequence
@@ -11,7 +12,7 @@ from pathlib import Path
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 
-COMMON_FLAGS = ["-g", "-std=c++17", "-ffp-contract=off", "-Wall", "-Wextra", "-Werror", "-pthread"]
+COMMON_FLAGS = ["-g1", "-std=c++17", "-ffp-contract=off", "-Wall", "-Wextra", "-Werror", "-pthread"]
 
 # Plain code under the sanitizers, and code as it ships, but vectorised for AVX2: a machine with
 # AVX-512 never takes those variants of the shipped code, which Bazel builds and runs the tests on.
@@ -34,17 +35,24 @@ class CoreBuild:
 
     Args:
       name: a key of BUILDS.
-      folder: where objects and programs go.
+      folder: where objects and programs go. Other processes may share it.
     """
 
     def __init__(self, name: str, folder: Path):
         self._flags = [*COMMON_FLAGS, *BUILDS[name]]
         self._folder = folder
-        self.core = self.compile(sorted((CHECKOUT / "custom_ops" / "core").glob("*.cc")))
+        folder.mkdir(exist_ok=True)
+        sources = sorted((CHECKOUT / "custom_ops" / "core").glob("*.cc"))
+        self.core = self._objects(sources)
+        with (folder / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not (folder / "built").exists():
+                self.compile(sources)
+                (folder / "built").touch()
 
     def compile(self, sources: Sequence[Path], flags: Sequence[str] = ()) -> list[Path]:
         """The objects of `sources`; `flags` are added to those of the build."""
-        objects = [self._folder / f"{source.stem}.o" for source in sources]
+        objects = self._objects(sources)
         self._run_all(
             [*self._flags, *flags, "-c", source, "-o", compiled]
             for source, compiled in zip(sources, objects, strict=True)
@@ -61,6 +69,9 @@ class CoreBuild:
             for source in sources
         )
         return programs
+
+    def _objects(self, sources: Sequence[Path]) -> list[Path]:
+        return [self._folder / f"{source.stem}.o" for source in sources]
 
     def _run_all(self, arguments):
         with ThreadPoolExecutor(os.cpu_count()) as pool:
