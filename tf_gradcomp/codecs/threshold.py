@@ -165,7 +165,8 @@ class SIDCo(_Threshold):
 
     Attributes:
       density: share of the items aimed at, in (0, 1].
-      stages: number M of fits, each to what the one before lets pass, 1..10.
+      stages: number M of fits in which to approach the density, 1..10; more are made where these
+        miss it.
       fit: ``"exponential"``, ``"pareto"`` (generalised) or ``"gamma_pareto"`` (gamma first).
 
     Raises:
