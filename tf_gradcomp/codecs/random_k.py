@@ -63,7 +63,9 @@ class RandomK(base.Sparsifier):
         # An Inf or NaN must show, drawn or not. It reaches any threshold.
         block, _ = threshold_ops.threshold_select(coefficients, math.inf, 1, layout.row_length)
         kept = tf.where(block[0] > 0, float("nan"), kept)
-        return tf.concat([draw.step[tf.newaxis], positions], axis=0), kept
+        # Once all have read the coefficients, what replaces items can take over their memory.
+        with tf.control_dependencies([kept]):
+            return tf.concat([draw.step[tf.newaxis], positions], axis=0), kept
 
     def replace(self, coefficients: tf.Tensor, positions: tf.Tensor, kept: tf.Tensor) -> tf.Tensor:
         return positions_ops.positions_replace(coefficients, positions[1:], kept)
