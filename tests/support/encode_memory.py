@@ -5,7 +5,9 @@
 
 Encodes a bucket of float32 elements twice with each compression, as the reducer does, and prints a
 JSON object: for each spec the peak of the second time, in bytes, beyond the bucket, the residual,
-the payload and, with error feedback, the new residual, which replaces the old one in the end.
+the payload and, with error feedback, the new residual, which replaces the old one in the end. A
+low-rank method packs the bucket, encodes and decodes at once: so without the bucket that it packs,
+and with the workers' sum in the payload's place.
 
 The peak is that of the resident set, which Linux keeps and resets on request. It only says
 something if memory goes back to the system at once: so large blocks are mapped one by one, and
@@ -28,26 +30,66 @@ def main() -> None:
 
 
 def extra_bytes(spec: str, num_elements: int) -> int:
-    import numpy as np
-    import tensorflow as tf
-
-    from tf_gradcomp.cli.bench_pipelines import CodecPipeline
+    from tf_gradcomp.codecs.base import LowRank
     from tf_gradcomp.compression import Compression
 
     compression = Compression.from_spec(spec)
-    pipeline = CodecPipeline(compression, num_elements)
-    values = np.random.default_rng(0).standard_t(3, num_elements).astype(np.float32)
-    bucket = tf.constant(values)
-    del values
-    pipeline.encode(bucket)
+    low_rank = isinstance(compression.build(), LowRank)
+    encode = (prepare_low_rank if low_rank else prepare_codec)(compression, num_elements)
+    encode()
     with open("/proc/self/clear_refs", "w", encoding="ascii") as reset:
         reset.write("5")  # the peak is now what is resident
-    payload = pipeline.encode(bucket)
+    encoded = encode()
     peak = resident("VmHWM")
-    new_residual = 4 * num_elements if compression.error_feedback else 0
-    extra = peak - resident("VmRSS") - new_residual
-    del payload  # was among the resident
+    extra = peak - resident("VmRSS")
+    extra -= 4 * num_elements * (bool(compression.error_feedback) + low_rank)
+    del encoded  # was among the resident
     return extra
+
+
+def prepare_codec(compression, num_elements):
+    from tf_gradcomp.cli.bench_pipelines import CodecPipeline
+
+    pipeline = CodecPipeline(compression, num_elements)
+    bucket = normal([num_elements])
+    return lambda: pipeline.encode(bucket)
+
+
+def prepare_low_rank(compression, num_elements):
+    """An exchange of four matrices with a worker who has the same."""
+    import tensorflow as tf
+
+    from tf_gradcomp import exchanges, state
+    from tf_gradcomp.codecs.base import Draw
+    from tf_gradcomp.plan import make_plan
+    from tf_gradcomp.policy import Policy, VariableInfo
+
+    class Twins:
+        device, worker_index, num_workers = "/device:CPU:0", 0, 2
+
+        def all_reduce(self, tensor):
+            return 2.0 * tensor
+
+    shape = (num_elements // 4096, 1024)
+    infos = [VariableInfo(f"matrix{i}", shape, "float32") for i in range(4)]
+    plan = make_plan(infos, Policy(compression), Twins.num_workers)
+    exchange = exchanges.make_exchange(plan, 0, Twins())
+    gradients = [normal(shape) for _ in infos]
+
+    @tf.function(autograph=False)
+    def encode(gradients):
+        reduced = exchange(gradients, Draw(bucket=0, worker=0, step=tf.constant(1)))
+        state.commit(reduced.finite(), reduced.updates)
+        return reduced.gradients
+
+    return lambda: encode(gradients)
+
+
+def normal(shape):
+    import numpy as np
+    import tensorflow as tf
+
+    return tf.constant(np.random.default_rng(0).standard_t(3, shape).astype(np.float32))
 
 
 def resident(field: str) -> int:
