@@ -123,7 +123,7 @@ def sidco(density: float = 0.01, fit: str = "gamma_pareto", stages: int = 3) -> 
     Args:
       density: share of the values aimed at, in (0, 1].
       fit: ``"exponential"``, ``"pareto"`` or ``"gamma_pareto"``.
-      stages: number of fits.
+      stages: number of fits in which to approach the density.
 
     Source: Abdelmoniem et al., MLSys 2021 (arXiv 2101.10761).
     """

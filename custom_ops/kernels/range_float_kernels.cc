@@ -43,7 +43,8 @@ class RangeFloatEncodeOp : public RangeFloatOp {
     OP_REQUIRES_OK(context, context->allocate_output(
                                 0, TensorShape({RangeFloatNumWords(count, params_)}), &words));
     Tensor* error = nullptr;
-    OP_REQUIRES_OK(context, context->allocate_output(1, values.shape(), &error));
+    OP_REQUIRES_OK(context,
+                   context->forward_input_or_allocate_output({0}, 1, values.shape(), &error));
     OP_REQUIRES_OK(
         context, ToTensorFlowStatus(RangeFloatEncode(
                      FloatsOf(values), count, has_range ? &bounds : nullptr, params_,

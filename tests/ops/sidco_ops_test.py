@@ -11,6 +11,7 @@ import threshold_reference
 from sample_values import sample
 
 from tf_gradcomp.ops import sidco
+from tf_gradcomp.ops.magnitude_moments import magnitude_moments
 
 DATA = {
     "gauss": lambda rng, n: rng.standard_normal(n),
@@ -21,16 +22,30 @@ DATA = {
 
 @functools.cache
 def items_of(data: str) -> np.ndarray:
-    return DATA[data](np.random.default_rng(9), 2**22).astype(np.float32)
+    return DATA[data](np.random.default_rng(9), 2**21).astype(np.float32)
 
 
-def achieved(
-    items: np.ndarray, density: float, stages: int, fit: str, row_length: int = 0
-) -> float:
+def achieved(items: np.ndarray, density: float, *args, row_length: int = 0) -> float:
     """The share of items that reach the threshold, over the share wanted."""
-    t = np.float32(sidco.sidco_threshold(items, density, stages, fit, row_length))
+    t = sidco.sidco_threshold(items, density, *args, row_length=row_length)
     y = np.abs(items) if items.ndim == 1 else threshold_reference.magnitudes(items, row_length)
-    return np.count_nonzero(y >= t) / items.shape[0] / density
+    return share_above(y, float(t), density)
+
+
+def share_above(y: np.ndarray, t: float, density: float) -> float:
+    return np.count_nonzero(y >= np.float32(t)) / y.size / density
+
+
+def fitted_blindly(items: np.ndarray, density: float, stages: int, fit: str) -> float:
+    """The threshold after a fixed number of stages of fixed ratios: the paper's, for one step."""
+    first_fit, later_fit = sidco._FAMILIES[fit]
+    first = density if stages == 1 else sidco.FIRST_RATIO
+    moments = magnitude_moments(items)._replace(minimum=tf.zeros([], tf.float64))
+    bound = first_fit(moments, tf.constant(first, tf.float64))
+    for _ in range(stages - 1):
+        ratio = tf.constant((density / first) ** (1 / (stages - 1)), tf.float64)
+        bound = later_fit(magnitude_moments(items, bound), ratio)
+    return float(bound)
 
 
 # Shares measured with an independent implementation: density 0.001.
@@ -44,12 +59,13 @@ PUBLISHED = [
 
 
 @pytest.mark.parametrize(("data", "fit", "shares"), PUBLISHED, ids=lambda v: str(v))
-def test_shares_on_distributions(data, fit, shares):
+def test_shares_after_blind_stages(data, fit, shares):
     items = items_of(data)
     for stages, share in enumerate(shares, 1):
         if share is not None:
-            # 4194 items pass, give or take 2 %, and the table has two digits.
-            assert achieved(items, 0.001, stages, fit) == pytest.approx(share, rel=0.12, abs=0.03)
+            t = fitted_blindly(items, 0.001, stages, fit)
+            # 2097 items pass, give or take 2 %, and the table has two digits.
+            assert share_above(np.abs(items), t, 0.001) == pytest.approx(share, rel=0.12, abs=0.03)
 
 
 @pytest.mark.parametrize("fit", sidco.FITS)
@@ -58,32 +74,42 @@ def test_every_fit_is_right_on_laplace(fit, density):
     """Magnitudes are exponential then, which all three families contain."""
     items = items_of("laplace")
     for stages in (1, 2, 3):
-        assert achieved(items, density, stages, fit) == pytest.approx(1, rel=0.12)
+        t = fitted_blindly(items, density, stages, fit)
+        assert share_above(np.abs(items), t, density) == pytest.approx(1, rel=0.12)
 
 
-@pytest.mark.parametrize("start", [1, 3])
+@pytest.mark.parametrize("stages", [1, 3])
 @pytest.mark.parametrize("data", DATA)
-@pytest.mark.parametrize("fit", ["pareto", "gamma_pareto"])
+@pytest.mark.parametrize("fit", sidco.FITS)
 @pytest.mark.parametrize("density", [0.1, 0.01, 0.001])
-def test_within_a_fifth_after_stage_control(data, fit, density, start):
-    items = items_of(data)
-    control = sidco.StageControl(start)
-    for _ in range(4):
-        share = achieved(items, density, control.stages, fit)
-        control = sidco.adapt_stages(control, share * density, density)
-    assert 0.8 <= share <= 1.2
-    assert control.deviation == math.inf  # it has settled
+def test_within_a_fifth_whatever_the_fit(data, fit, density, stages):
+    """A tenth is the tolerance of the stages; 1,000 of a sample are right to 3 %."""
+    assert 0.8 <= achieved(items_of(data), density, stages, fit) <= 1.2
 
 
-@pytest.mark.parametrize(("data", "stages"), [("gauss", 1), ("student_t3", 2)])
-def test_stage_control_of_exponential_fits_turns_round_where_it_must(data, stages):
-    """Light tails need more stages where too little passes, heavy ones where too much does."""
-    items = items_of(data)[: 2**21]
-    control = sidco.StageControl(stages)
-    for _ in range(8):
-        share = achieved(items, 0.001, control.stages, "exponential")
-        control = sidco.adapt_stages(control, share * 0.001, 0.001)
-    assert 0.8 <= share <= 1.2
+@pytest.mark.parametrize("fit", sidco.FITS)
+@pytest.mark.parametrize(
+    "items",
+    [
+        np.exp(3 * np.random.default_rng(1).standard_normal(100_000)),
+        np.random.default_rng(2).standard_normal((500, 200)).ravel()
+        * np.tile([1] * 199 + [1000], 500),
+        np.random.default_rng(3).standard_cauchy(100_000),
+        np.random.default_rng(4).random(100_000) + 100,
+    ],
+    ids=["log-normal", "two scales", "no mean", "far from zero"],
+)
+def test_a_tenth_of_items_that_fit_no_family(items, fit):
+    for density in (0.1, 0.01, 0.001):
+        assert achieved(np.float32(items), density, 3, fit) == pytest.approx(1, abs=0.1 + 1e-9)
+
+
+def test_levels_that_no_threshold_parts_leave_too_many(rng):
+    """Then the capacity keeps as many as it has room for; too few would be sent too late."""
+    items = rng.choice([0.0, 1.0, 2.0], 100_000, p=[0.5, 0.4, 0.1]).astype(np.float32)
+    for density, level in ((0.3, 1), (0.01, 2)):
+        t = float(sidco.sidco_threshold(items, density))
+        assert np.sum(items >= t) == np.sum(items >= level)
 
 
 @pytest.mark.parametrize("density", [0.01, 0.0005])
@@ -98,7 +124,15 @@ def test_a_sample_stands_for_all(density, row_length, rng):
     # With the density as a tensor, all items are fitted.
     exact = sidco.sidco_threshold(items, tf.constant(density, tf.float64), row_length=row_length)
     assert sampled != exact
-    assert float(sampled) == pytest.approx(float(exact), rel=0.05)
+    assert 0.8 <= achieved(items, density, row_length=row_length) <= 1.2
+
+
+def test_a_small_tensor_at_the_end_of_a_bucket_is_sampled(rng):
+    """Half of the items wanted are in the last hundredth, where equal whole strata left a rest."""
+    size = 3_262_464
+    items = rng.standard_normal(size).astype(np.float32)
+    items[-size // 100 :] *= 30
+    assert 0.8 <= achieved(items, 0.01) <= 1.2
 
 
 def test_a_sample_of_zeros_stands_for_nothing():
@@ -117,22 +151,31 @@ def fitted(y: np.ndarray, ratio: float, fit: str, minimum: float) -> float:
     return minimum + scale * (1 - ratio**k) / k
 
 
+def searched(y: np.ndarray, wanted: float, stages: int, fit: str) -> float:
+    """The stages of docs/methods/sidco.md, for magnitudes y > 0."""
+    above, upper, upper_count = y, np.inf, 0
+    bound = fitted(y, 0.25 if stages > 1 else wanted / y.size, fit, 0.0)
+    while abs(np.count_nonzero(y > bound) - wanted) > 0.1 * wanted:
+        passed = y[y > bound]
+        if passed.size > wanted:
+            above, stages = passed, max(stages - 1, 1)
+        else:
+            upper, upper_count = bound, passed.size
+        bound = fitted(above, (wanted / above.size) ** (1 / stages), fit, above.min())
+        if bound >= upper:
+            way = np.log(above.size / wanted) / np.log(above.size / max(upper_count, 0.5))
+            bound = above.min() + (upper - above.min()) * way
+    return bound
+
+
 @pytest.mark.parametrize("fit", ["exponential", "pareto"])
 @pytest.mark.parametrize("stages", [1, 2, 3, 5])
 @pytest.mark.parametrize("data", DATA)
 def test_stages_follow_the_formulas(fit, stages, data, rng):
     items = DATA[data](rng, 100_003).astype(np.float32)
-    density = 0.002
     y = np.abs(items.astype(np.float64))
-    first = density if stages == 1 else 0.25
-    expected = fitted(y, first, fit, 0.0)
-    for _ in range(stages - 1):
-        y = y[y > expected]
-        if y.size == 0:
-            break
-        expected = fitted(y, (density / first) ** (1 / (stages - 1)), fit, y.min())
-    t = float(sidco.sidco_threshold(items, density, stages, fit))
-    assert t == pytest.approx(expected, rel=1e-6)
+    expected = searched(y[y > 0], 0.002 * y.size, stages, fit)
+    assert float(sidco.sidco_threshold(items, 0.002, stages, fit)) == pytest.approx(expected, 1e-6)
 
 
 @pytest.mark.parametrize("shape", [0.05, 0.3, 0.8, 1.0, 3.0, 200.0, 5e4])
@@ -167,7 +210,7 @@ def test_degenerate_values(fit):
             t = threshold(values, 0.3, stages)
             assert t >= 0 and not math.isnan(t)
         # More wanted than are not zero: everything passes that is not.
-        assert threshold([0.0, 0.0, 0.0, 1.0, 2.0], 0.9, stages) < 1.0
+        assert threshold([0.0, 0.0, 0.0, 1.0, 2.0], 0.9, stages) <= 1.0
 
 
 def test_scales_with_the_values(rng):
@@ -180,7 +223,7 @@ def test_scales_with_the_values(rng):
 
 def test_spectra_are_weighted(rng):
     items = sample("gauss", (33 * 3000, 2), rng)
-    assert achieved(items, 0.01, 3, "gamma_pareto", 64) == pytest.approx(1, rel=0.25)
+    assert achieved(items, 0.01, row_length=64) == pytest.approx(1, rel=0.1)
 
 
 def test_graph_equals_eager_for_any_number_of_stages(rng):
@@ -191,24 +234,6 @@ def test_graph_equals_eager_for_any_number_of_stages(rng):
     )
     for stages in (1, 2, 5):
         assert graph(stages) == sidco.sidco_threshold(items, 0.01, stages)
-
-
-@pytest.mark.parametrize(
-    ("stages", "share", "expected"),
-    [(3, 1.3, 2), (3, 1.1, 3), (3, 0.9, 3), (3, 0.7, 4), (3, 0.0, 4), (1, 5.0, 2), (7, 0.1, 6)],
-)
-def test_stage_control(stages, share, expected):
-    assert sidco.adapt_stages(sidco.StageControl(stages), share * 0.01, 0.01).stages == expected
-
-
-def test_stage_control_stays_within_its_limits():
-    for density in (1.0, 0.7, 0.5, 0.3, 0.001):
-        most = max(1, math.ceil(-math.log2(density)))
-        for share in (0.0, 0.5, 1.3, 9.0):
-            control = sidco.StageControl()
-            for _ in range(20):
-                control = sidco.adapt_stages(control, share * density, density)
-                assert 1 <= control.stages <= most
 
 
 def test_unknown_fit_is_named():

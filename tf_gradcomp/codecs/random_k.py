@@ -68,7 +68,10 @@ class RandomK(base.Sparsifier):
         # An Inf or NaN must show, drawn or not. It reaches any threshold.
         block, _ = threshold_ops.threshold_select(total, math.inf, 1, layout.row_length)
         kept = tf.where(block[0] > 0, float("nan"), kept)
-        return base.Selected(tf.concat([draw.step[tf.newaxis], positions], axis=0), kept, total)
+        # Once all have read the total, what replaces items can take over its memory.
+        with tf.control_dependencies([kept]):
+            sent = tf.concat([draw.step[tf.newaxis], positions], axis=0)
+        return base.Selected(sent, kept, total)
 
     def replace(self, coefficients: tf.Tensor, positions: tf.Tensor, kept: tf.Tensor) -> tf.Tensor:
         return positions_ops.positions_replace(coefficients, positions[1:], kept)

@@ -3,12 +3,13 @@
 
 Source: Abdelmoniem et al., "An Efficient Statistical-based Gradient Compression Technique for
 Distributed Training Systems" (SIDCo), MLSys 2021, and its code. docs/methods/sidco.md has the
-formulas and what differs.
+formulas, how many stages there are, and what differs.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -19,10 +20,10 @@ from tf_gradcomp.ops.magnitude_moments import MagnitudeMoments, magnitude_moment
 FITS = ("exponential", "pareto", "gamma_pareto")
 """The distribution of the first stage, then that of later ones where they differ."""
 
-SAMPLE_ITEMS = 1 << 20
+SAMPLE_ITEMS = 1 << 18
 """Moments are those of about so many items: more would cost time and hardly change a fit."""
 
-SAMPLE_RUN = 64
+SAMPLE_RUN = 32
 """Neighbouring items that are sampled together."""
 
 MIN_STRATA = 256
@@ -36,6 +37,12 @@ MIN_NONZERO = 1 / 64
 
 FIRST_RATIO = 0.25
 """The share of the magnitudes that the first of several stages keeps."""
+
+TOLERANCE = 0.1
+"""By how much of the number wanted the items of the sample that pass may be off."""
+
+MAX_STAGES = 16
+"""For values that no threshold parts well, such as equal ones. Five stages are usual."""
 
 NEWTON_STEPS = 8
 """From the start below, the quantile is then exact to better than 1e-9 for shapes 0.05 to 1e5."""
@@ -52,14 +59,16 @@ def sidco_threshold(
 
     Stage 1 fits a distribution to all magnitudes but zeros and takes the quantile that a quarter of
     them exceed; each later stage fits the magnitudes above the last threshold and lets a share of
-    them pass, the same in each, so that `density` is left in the end. Of more than `SAMPLE_ITEMS`
-    items, a sample is fitted. Not differentiable.
+    them pass such that `density` is left after `stages` of them. Each counts what really passes:
+    the next aims at what is then missing, and goes back if too few passed, until the number is off
+    by no more than `TOLERANCE`. Of more than twice `SAMPLE_ITEMS` items, a sample is fitted and
+    counted. Not differentiable.
 
     Args:
       values: float32 `[n]` real or `[n, 2]` complex items (real part first), n >= 1.
       density: share of the n items wanted, in (0, 1].
-      stages: int scalar M >= 1; one stage is used where `density` exceeds a quarter of the items
-        that are not zero.
+      stages: int scalar M >= 1, in how many steps to approach the density; in one where it exceeds
+        a quarter of the items that are not zero.
       fit: one of `FITS`. Pareto is the generalised Pareto distribution.
       row_length: L >= 0, as in `top_k.top_k_select`.
 
@@ -76,14 +85,18 @@ def sidco_threshold(
         raise ValueError(f"density must be in (0, 1], got {density!r}")
     values = tf.convert_to_tensor(values)
     sample = _sample(values, density, row_length)
+    moments = magnitude_moments(sample, 0.0, row_length)
+
+    def fit_to(items: tf.Tensor, moments: MagnitudeMoments) -> tf.Tensor:
+        return _fitted_threshold(items, moments, density, stages, fit, row_length)
+
     if sample is values:
-        return _fitted_threshold(values, density, stages, fit, row_length)
+        return fit_to(values, moments)
     # Of values that are nearly all zero, a sample may hold none that counts.
-    nonzero = tf.math.count_nonzero(sample)
     return tf.cond(
-        nonzero >= math.ceil(MIN_NONZERO * sample.shape[0]),
-        lambda: _fitted_threshold(sample, density, stages, fit, row_length),
-        lambda: _fitted_threshold(values, density, stages, fit, row_length),
+        moments.count >= MIN_NONZERO * sample.shape[0],
+        lambda: fit_to(sample, moments),
+        lambda: fit_to(values, magnitude_moments(values, 0.0, row_length)),
     )
 
 
@@ -91,99 +104,96 @@ def _sample(values: tf.Tensor, density: float | tf.Tensor, row_length: int) -> t
     """Returns all items if they are few, else one run of items from each of many equal strata.
 
     Places in the strata are scrambled but fixed, so that no period in the items meets one of the
-    sample. Runs are whole rows if the items are bins of rows, which rank by their place in them.
+    sample. Strata end within runs, so that they can be equal and leave no tail: the small tensors
+    at the end of a bucket may hold most of its large values. Runs are whole rows if the items are
+    bins of rows, which rank by their place in them.
     """
     if tf.is_tensor(density) or values.shape[0] is None:
         return values
     run = row_length // 2 + 1 if row_length else SAMPLE_RUN
     num_strata = max(SAMPLE_ITEMS, math.ceil(MIN_SELECTED / density)) // run
-    stratum = values.shape[0] // run // max(1, num_strata)  # in runs
-    if num_strata < MIN_STRATA or stratum < 2:
+    num_runs = values.shape[0] // run
+    if num_strata < MIN_STRATA or num_runs < 2 * num_strata:
         return values
     floats = run * values.shape[1:].num_elements()
-    runs = tf.reshape(values[: values.shape[0] // run * run], [-1, floats])
+    runs = tf.reshape(values[: num_runs * run], [-1, floats])
     strata = np.arange(num_strata)
-    scrambled = strata * 0x9E3779B9 % 2**32
-    chosen = tf.gather(runs, strata * stratum + (scrambled * stratum >> 32))
-    return tf.reshape(chosen, [num_strata * run, *values.shape[1:]])
+    places = strata * 0x9E3779B9 % 2**32 / 2**32
+    chosen = ((strata + places) * (num_runs / num_strata)).astype(np.int64)
+    return tf.reshape(tf.gather(runs, chosen), [num_strata * run, *values.shape[1:]])
+
+
+class _Search(NamedTuple):
+    """What the stages have found: too many items are `above`, too few exceed `upper`."""
+
+    stages: tf.Tensor
+    """Steps in which to get from those to the density."""
+    above: MagnitudeMoments
+    upper: tf.Tensor
+    upper_count: tf.Tensor
+    bound: tf.Tensor
+    """To be tried next, or found."""
+    found: tf.Tensor
 
 
 def _fitted_threshold(
     values: tf.Tensor,
+    moments: MagnitudeMoments,
     density: float | tf.Tensor,
     stages: int | tf.Tensor,
     fit: str,
     row_length: int,
 ) -> tf.Tensor:
-    """Returns the threshold by fits to all of the items."""
-    first_fit = {"exponential": _exponential, "pareto": _pareto, "gamma_pareto": _gamma}[fit]
-    later_fit = _exponential if fit == "exponential" else _pareto
-    stages = tf.cast(stages, tf.int32)
-    density = _float64(density)
+    """Returns the threshold by fits to all of the items, which have these moments but for zeros."""
+    first_fit, later_fit = _FAMILIES[fit]
     size = tf.cast(tf.shape(values, tf.int64)[0], tf.float64)
+    wanted = tf.maximum(_float64(density) * size, 1.0)
+    # A number of items cannot come closer than a half.
+    margin = tf.maximum(TOLERANCE * wanted, 0.5)
 
-    moments = magnitude_moments(values, 0.0, row_length)
-    wanted = density * size / tf.maximum(moments.count, 1.0)
-    wanted = tf.minimum(wanted, 1.0)
-    several = tf.logical_and(stages > 1, wanted < FIRST_RATIO)
-    first_ratio = tf.where(several, tf.constant(FIRST_RATIO, tf.float64), wanted)
-    later_stages = tf.where(several, stages - 1, 0)
-    later_ratio = tf.pow(
-        wanted / first_ratio, 1.0 / tf.cast(tf.maximum(later_stages, 1), tf.float64)
-    )
+    def unfinished(search: _Search) -> tf.Tensor:
+        # Of equal magnitudes no threshold lets some pass.
+        return tf.logical_and(tf.logical_not(search.found), search.above.minimum < search.upper)
+
+    def next_stage(search: _Search) -> tuple[_Search]:
+        passed = magnitude_moments(values, search.bound, row_length)
+        found = tf.abs(passed.count - wanted) <= margin
+        enough = passed.count >= wanted
+        above = MagnitudeMoments(*_where(enough, passed, search.above))
+        upper, upper_count = _where(
+            enough, [search.upper, search.upper_count], [search.bound, passed.count]
+        )
+        stages = tf.where(enough, tf.maximum(search.stages - 1.0, 1.0), search.stages)
+        fitted = later_fit(above, tf.pow(wanted / above.count, 1.0 / stages))
+        # Where that is beyond what let too few pass: the exponential tail through both counts.
+        decline = tf.math.log(above.count / tf.maximum(upper_count, 0.5))
+        way = tf.math.log(above.count / wanted) / decline
+        between = above.minimum + (upper - above.minimum) * way
+        bound = tf.where(fitted < upper, fitted, between)
+        bound = tf.where(found, search.bound, bound)
+        return (_Search(stages, above, upper, upper_count, bound, found),)
+
+    ratio = tf.minimum(wanted / tf.maximum(moments.count, 1.0), 1.0)
+    stages = tf.where(ratio < FIRST_RATIO, tf.cast(stages, tf.float64), 1.0)
+    first_ratio = tf.where(stages > 1.0, tf.constant(FIRST_RATIO, tf.float64), ratio)
+    zero = tf.zeros([], tf.float64)
     # The zeros are below the smallest magnitude of stage 1: the fit starts from zero.
-    bound = first_fit(moments._replace(minimum=tf.zeros([], tf.float64)), first_ratio)
-
-    def next_stage(stage: tf.Tensor, bound: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        above = magnitude_moments(values, bound, row_length)
-        fitted = later_fit(above, later_ratio)
-        return stage + 1, tf.where(above.count > 0, fitted, bound)
-
-    _, bound = tf.while_loop(
-        lambda stage, _: stage < later_stages, next_stage, (tf.constant(0), bound)
+    bound = first_fit(moments._replace(minimum=zero), first_ratio)
+    largest = tf.constant(tf.float32.max, tf.float64)
+    search = _Search(stages, moments, largest, zero, bound, tf.constant(False))
+    (search,) = tf.while_loop(
+        unfinished, next_stage, (search,), maximum_iterations=tf.where(ratio < 1.0, MAX_STAGES, 0)
     )
+    # If there is no such threshold, too many pass: the capacity then lets the largest through.
+    bound = tf.where(search.found, search.bound, search.above.minimum)
     infinity = tf.constant(math.inf, tf.float64)
     return tf.cast(tf.where(moments.count > 0, bound, infinity), tf.float32)
 
 
-class StageControl(NamedTuple):
-    """How many stages to use, and what is known from trying: plain numbers, to be saved as such."""
-
-    stages: int = 3
-    """M >= 1."""
-    change: int = 0
-    """The last change of M, 1 or -1; 0 if the share was right then."""
-    deviation: float = math.inf
-    """`abs(log(share))` before the last change; Inf if the share was right then."""
-
-
-def adapt_stages(control: StageControl, achieved: float, density: float) -> StageControl:
-    """The number of stages for the next steps; to be called every few steps.
-
-    Args:
-      control: what the last call returned.
-      achieved: mean over the last steps (and over the workers, so that all decide alike) of the
-        share of items that reached the threshold, >= 0.
-      density: the share wanted, in (0, 1].
-
-    Returns:
-      The same number of stages if 0.8 to 1.2 times the share wanted passed. Else one more or fewer,
-      within 1 and `ceil(log2(1 / density))`: first in SIDCo's direction, more if too few passed;
-      then on in the same direction as long as that brings the share closer, else back.
-    """
-    share = achieved / density
-    if 0.8 <= share <= 1.2:
-        return StageControl(control.stages)
-    deviation = abs(math.log(max(share, 1e-9)))
-    if control.change == 0:
-        change = 1 if share < 1 else -1
-    else:
-        change = control.change if deviation < control.deviation else -control.change
-    most = max(1, math.ceil(-math.log2(density)))
-    if not 1 <= control.stages + change <= most:
-        change = -change
-    stages = min(max(control.stages + change, 1), most)
-    return StageControl(stages, change, deviation)
+def _where(
+    condition: tf.Tensor, if_true: Sequence[tf.Tensor], if_false: Sequence[tf.Tensor]
+) -> list[tf.Tensor]:
+    return [tf.where(condition, a, b) for a, b in zip(if_true, if_false, strict=True)]
 
 
 def _float64(number: float | tf.Tensor) -> tf.Tensor:
@@ -245,3 +255,11 @@ def gamma_upper_quantile(shape: tf.Tensor, ratio: tf.Tensor) -> tf.Tensor:
         slope = tf.exp(shape * u - x - tf.math.lgamma(shape)) / above
         u += (tf.math.log(above) + t) / slope
     return tf.where(t > 0.0, tf.exp(u), tf.zeros_like(u))
+
+
+_FAMILIES = {
+    "exponential": (_exponential, _exponential),
+    "pareto": (_pareto, _pareto),
+    "gamma_pareto": (_gamma, _pareto),
+}
+"""The fits of the first stage and of later ones."""
