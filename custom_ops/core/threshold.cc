@@ -21,7 +21,7 @@ namespace {
 
 // Items in a unit of parallel work: a multiple of 64.
 constexpr int64_t kChunkItems = 8192;
-// Items drawn at a time.
+// Items drawn, or added and compared, at a time.
 constexpr int64_t kTile = 1024;
 constexpr int64_t kScanCycles = kChunkItems * 2;
 constexpr int64_t kSampleCycles = 40;
@@ -47,11 +47,14 @@ float ThresholdOfKey(uint32_t key, int components) {
 
 }  // namespace
 
-Status ThresholdSelect(const float* values, int64_t n, int components, int64_t row_length,
-                       float threshold, int64_t capacity, const ParallelFor& parallel_for,
-                       uint32_t* positions, float* kept) {
+Status ThresholdSelect(const float* values, const float* residual, int64_t n, int components,
+                       int64_t row_length, float threshold, int64_t capacity,
+                       const ParallelFor& parallel_for, uint32_t* positions, float* kept,
+                       float* sum) {
   const ScopedIeeeMode ieee_mode;
-  KeyedItems items = {values, n, components, row_length};
+  PendingSum pending;
+  if (residual != nullptr) pending = {values, residual, sum};
+  KeyedItems items = {residual != nullptr ? sum : values, n, components, row_length};
   if (Status status = items.Validate(); !status.ok()) return status;
   if (!(threshold >= 0.0f)) {
     return Status::InvalidArgument("threshold must be at least 0, got " +
@@ -66,25 +69,29 @@ Status ThresholdSelect(const float* values, int64_t n, int components, int64_t r
                                    std::to_string(kPositionsMaxCapacity) + ", got " +
                                    std::to_string(capacity));
   }
-  PendingSum nothing;
-  if (Status status = items.ComputeWideKeys(&nothing, parallel_for); !status.ok()) return status;
+  if (Status status = items.ComputeWideKeys(&pending, parallel_for); !status.ok()) return status;
   const std::unique_ptr<uint64_t[]> selected = AllocateScratch<uint64_t>(SelectionWords(n));
   if (!selected) return OutOfScratch();
   const uint32_t threshold_key = ThresholdKey(threshold, components);
   const int64_t num_chunks = (n + kChunkItems - 1) / kChunkItems;
   std::atomic<int64_t> found{0};
   RunShards(parallel_for, num_chunks, kScanCycles, [&](int64_t begin, int64_t end) {
-    const int64_t first = begin * kChunkItems;
-    found += MarkReached(items, first, std::min(end * kChunkItems, n), threshold_key,
-                         selected.get() + first / 64);
+    const int64_t last = std::min(end * kChunkItems, n);
+    int64_t count = 0;
+    for (int64_t first = begin * kChunkItems; first < last; first += kTile) {
+      const int64_t size = std::min(kTile, last - first);
+      pending.Add(first * components, size * components);
+      count += MarkReached(items, first, first + size, threshold_key, selected.get() + first / 64);
+    }
+    found += count;
   });
   if (found <= capacity) {
-    return PositionsGather(selected.get(), values, n, components, capacity, parallel_for, positions,
-                           kept, /*counted=*/true);
+    return PositionsGather(selected.get(), items.values, n, components, capacity, parallel_for,
+                           positions, kept, /*counted=*/true);
   }
   // The items that reach a threshold rank before all others, so the top ones are among them.
   positions[0] = static_cast<uint32_t>(capacity);
-  return TopKSelect(values, nullptr, n, components, row_length, capacity, parallel_for,
+  return TopKSelect(items.values, nullptr, n, components, row_length, capacity, parallel_for,
                     positions + 1, kept, nullptr);
 }
 

@@ -19,20 +19,24 @@ namespace gradcomp {
 // weight 1. Items that are not finite always reach it.
 //
 //   values      [n, components] floats, any bits, n >= 1; components as in item_shape.h.
+//   residual    [n, components] floats, to be added to the values before anything else, or null.
 //   row_length  as in TopKSelect().
 //   threshold   >= 0; +Inf selects only what is not finite. Not NaN.
 //   capacity    1 <= capacity <= n, and at most kPositionsMaxCapacity.
 //   positions   [PositionsNumWords(n, capacity, true)] a counted positions block.
 //   kept        [capacity, components] the selected items in ascending order of position, bits
 //               unchanged, then +0.
+//   sum         [n, components] values + residual; may be the memory of either. Not used without
+//               a residual.
 //
 // One pass over the values, another over those near the selected ones, and top-k where the capacity
 // does not suffice. Errors: InvalidArgument for arguments outside these limits, ResourceExhausted
 // if there is no memory for scratch space (1/8 byte an item, 4 more for wide ones; that of
 // TopKSelect on overflow). The same bits for any `parallel_for`. Thread-safe.
-Status ThresholdSelect(const float* values, int64_t n, int components, int64_t row_length,
-                       float threshold, int64_t capacity, const ParallelFor& parallel_for,
-                       uint32_t* positions, float* kept);
+Status ThresholdSelect(const float* values, const float* residual, int64_t n, int components,
+                       int64_t row_length, float threshold, int64_t capacity,
+                       const ParallelFor& parallel_for, uint32_t* positions, float* kept,
+                       float* sum);
 
 // A threshold that about k of n items reach, judged by a sample (the idea of Deep Gradient
 // Compression): the magnitude of rank ceil(k * num_samples / n) among `num_samples` items, which

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "custom_ops/core/positions.h"
 #include "custom_ops/core/threshold.h"
 #include "custom_ops/kernels/kernel_util.h"
 #include "custom_ops/kernels/quantizer_util.h"
+#include "custom_ops/kernels/selection_util.h"
 #include "tensorflow/core/framework/op_kernel.h"
 
 namespace gradcomp {
@@ -21,30 +21,13 @@ class ThresholdSelectOp : public OpKernel {
   }
 
   void Compute(OpKernelContext* context) override {
-    const Tensor& values = context->input(0);
-    int components = 0;
-    OP_REQUIRES_OK(context, ItemComponents(values, "values", 1, &components));
     OP_REQUIRES_OK(context, CheckRank(context->input(1), "threshold", 0));
-    OP_REQUIRES_OK(context, CheckRank(context->input(2), "capacity", 0));
     const float threshold = context->input(1).scalar<float>()();
-    const int64_t n = values.dim_size(0);
-    const int64_t capacity = context->input(2).scalar<int64_t>()();
-    OP_REQUIRES(
-        context, 1 <= capacity && capacity <= n,
-        absl::InvalidArgumentError("capacity must be in 1.." + std::to_string(n) +
-                                   " (the number of items), got " + std::to_string(capacity)));
-    Tensor* positions = nullptr;
-    OP_REQUIRES_OK(context,
-                   context->allocate_output(0, TensorShape({PositionsNumWords(n, capacity, true)}),
-                                            &positions));
-    TensorShape kept_shape = values.shape();
-    kept_shape.set_dim(0, capacity);
-    Tensor* kept = nullptr;
-    OP_REQUIRES_OK(context, context->allocate_output(1, kept_shape, &kept));
-    OP_REQUIRES_OK(context, ToTensorFlowStatus(
-                                ThresholdSelect(FloatsOf(values), n, components, row_length_,
-                                                threshold, capacity, IntraOpParallelFor(context),
-                                                MutableWordsOf(positions), MutableFloatsOf(kept))));
+    SelectionIo io;
+    OP_REQUIRES_OK(context, PrepareSelection(context, 2, "capacity", true, &io));
+    OP_REQUIRES_OK(context, ToTensorFlowStatus(ThresholdSelect(
+                                io.values, io.residual, io.n, io.components, row_length_, threshold,
+                                io.k, IntraOpParallelFor(context), io.positions, io.kept, io.sum)));
   }
 
  private:
@@ -79,6 +62,8 @@ class SampledThresholdOp : public OpKernel {
 };
 
 REGISTER_KERNEL_BUILDER(Name("Gradcomp>ThresholdSelect").Device(::tensorflow::DEVICE_CPU),
+                        ThresholdSelectOp);
+REGISTER_KERNEL_BUILDER(Name("Gradcomp>ThresholdSelectSum").Device(::tensorflow::DEVICE_CPU),
                         ThresholdSelectOp);
 REGISTER_KERNEL_BUILDER(Name("Gradcomp>SampledThreshold").Device(::tensorflow::DEVICE_CPU),
                         SampledThresholdOp);

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "custom_ops/core/positions.h"
 #include "custom_ops/core/top_k.h"
 #include "custom_ops/kernels/kernel_util.h"
-#include "custom_ops/kernels/top_k_util.h"
+#include "custom_ops/kernels/selection_util.h"
 #include "tensorflow/core/framework/op_kernel.h"
 
 namespace gradcomp {
@@ -19,8 +18,8 @@ class TopKSelectOp : public OpKernel {
   }
 
   void Compute(OpKernelContext* context) override {
-    TopKSelectIo io;
-    OP_REQUIRES_OK(context, PrepareTopKSelect(context, &io));
+    SelectionIo io;
+    OP_REQUIRES_OK(context, PrepareSelection(context, 1, "count", false, &io));
     OP_REQUIRES_OK(context, ToTensorFlowStatus(TopKSelect(
                                 io.values, io.residual, io.n, io.components, row_length_, io.k,
                                 IntraOpParallelFor(context), io.positions, io.kept, io.sum)));

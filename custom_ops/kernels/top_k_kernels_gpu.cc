@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "custom_ops/core/positions.h"
 #include "custom_ops/cuda/top_k_cuda.h"
 #include "custom_ops/kernels/gpu_kernel_util.h"
 #include "custom_ops/kernels/kernel_util.h"
-#include "custom_ops/kernels/top_k_util.h"
+#include "custom_ops/kernels/selection_util.h"
 #include "tensorflow/core/framework/op_kernel.h"
 
 namespace gradcomp {
@@ -32,8 +31,8 @@ class TopKSelectGpuOp : public OpKernel {
                                            " needs complex items, a multiple of " +
                                            std::to_string(row_length_ / 2 + 1) +
                                            " of them; got shape " + values.shape().DebugString()));
-    TopKSelectIo io;
-    OP_REQUIRES_OK(context, PrepareTopKSelect(context, &io));
+    SelectionIo io;
+    OP_REQUIRES_OK(context, PrepareSelection(context, 1, "count", false, &io));
     Workspace workspace;
     OP_REQUIRES_OK(context, workspace.Allocate(context, cuda::TopKSelectWorkspaceBytes(n)));
     OP_REQUIRES_OK(context,

@@ -11,9 +11,11 @@ using ::tensorflow::shape_inference::DimensionHandle;
 using ::tensorflow::shape_inference::InferenceContext;
 using ::tensorflow::shape_inference::ShapeHandle;
 
+// Of both ops: with a fourth input, the residual, there is a third output, the sum.
 absl::Status ThresholdSelectShape(InferenceContext* c) {
-  ShapeHandle values, unused;
-  TF_RETURN_IF_ERROR(ItemsShape(c, c->input(0), 1, &values));
+  ShapeHandle values = c->input(0), unused;
+  if (c->num_inputs() == 4) TF_RETURN_IF_ERROR(c->Merge(values, c->input(3), &values));
+  TF_RETURN_IF_ERROR(ItemsShape(c, values, 1, &values));
   TF_RETURN_IF_ERROR(c->WithRank(c->input(1), 0, &unused));
   TF_RETURN_IF_ERROR(c->WithRank(c->input(2), 0, &unused));
   DimensionHandle capacity;
@@ -27,6 +29,7 @@ absl::Status ThresholdSelectShape(InferenceContext* c) {
   ShapeHandle kept = c->UnknownShape();
   if (c->RankKnown(values)) TF_RETURN_IF_ERROR(c->ReplaceDim(values, 0, capacity, &kept));
   c->set_output(1, kept);
+  if (c->num_inputs() == 4) c->set_output(2, values);
   return absl::OkStatus();
 }
 
@@ -63,6 +66,23 @@ positions: `[p]` the counted positions block of the wire format (custom_ops/core
 kept: `[K]` or `[K, c]` the items kept, in ascending order of position, then zeros.
 row_length: L. If positive, `values` is `[n, 2]`, the rows of `L/2 + 1` bins of real transforms of
   length L, and bins that stand for a conjugate pair count twice (in energy).
+)doc");
+
+REGISTER_OP("Gradcomp>ThresholdSelectSum")
+    .Input("values: float32")
+    .Input("threshold: float32")
+    .Input("capacity: int64")
+    .Input("residual: float32")
+    .Output("positions: int32")
+    .Output("kept: float32")
+    .Output("sum: float32")
+    .Attr("row_length: int >= 0 = 0")
+    .SetShapeFn(ThresholdSelectShape)
+    .Doc(R"doc(
+Adds two tensors and selects the items of their sum that reach a threshold, as ThresholdSelect does.
+
+residual: added to `values`, of the same shape.
+sum: `values + residual`, in the memory of one of them if nothing else needs it.
 )doc");
 
 REGISTER_OP("Gradcomp>SampledThreshold")

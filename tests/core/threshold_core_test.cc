@@ -21,6 +21,7 @@ namespace gradcomp {
 namespace {
 
 constexpr float kInf = std::numeric_limits<float>::infinity();
+constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
 std::vector<float> MakeValues(int kind, int64_t size, std::mt19937* random) {
   std::normal_distribution<float> normal;
@@ -31,6 +32,7 @@ std::vector<float> MakeValues(int kind, int64_t size, std::mt19937* random) {
     if (kind == 1) value = std::round(2 * value);
     if (kind == 2) bits &= 0x807fffffu;  // denormal
     if (kind >= 2) std::memcpy(&value, &bits, 4);
+    if (std::isnan(value)) value = std::copysign(kNan, value);  // a sum would make it a quiet one
   }
   return values;
 }
@@ -97,9 +99,14 @@ void TestSelection(const Items& items, float threshold, int64_t capacity) {
     Guarded<float> kept(capacity * components);
     const ParallelFor parallel_for = seed == 0 ? ParallelFor(SerialFor) : HostileFor(seed);
     const ScopedFlush flush;
-    CHECK(ThresholdSelect(values.data(), n, components, row_length, threshold, capacity,
-                          parallel_for, positions.data(), kept.data())
+    // Once as they are, and once as a sum that goes where its first part was.
+    std::vector<float> first = values, second(values.size(), -0.0f);
+    for (size_t i = 0; seed == 1 && i < first.size(); i += 2) std::swap(first[i], second[i]);
+    CHECK(ThresholdSelect(first.data(), seed == 0 ? nullptr : second.data(), n, components,
+                          row_length, threshold, capacity, parallel_for, positions.data(),
+                          kept.data(), first.data())
               .ok());
+    CHECK(SameBits(first, values));
     CHECK(positions.ToVector() == OracleCountedPositions(expected, n, capacity));
     CHECK(SameBits(kept.ToVector(), expected_kept));
     CHECK(positions.Intact() && kept.Intact());
@@ -173,8 +180,8 @@ void TestRefused() {
   float kept[8], found;
   const auto select = [&](int64_t n, int components, int64_t row_length, float threshold,
                           int64_t capacity) {
-    return ThresholdSelect(values, n, components, row_length, threshold, capacity, SerialFor,
-                           positions, kept)
+    return ThresholdSelect(values, nullptr, n, components, row_length, threshold, capacity,
+                           SerialFor, positions, kept, nullptr)
         .code();
   };
   CHECK(select(4, 2, 2, 0.0f, 4) == StatusCode::kOk);

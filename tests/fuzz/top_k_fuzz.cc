@@ -47,8 +47,9 @@ Selected ByThreshold(const Items& items, float threshold, int64_t capacity, uint
       std::vector<uint32_t>(static_cast<size_t>(PositionsNumWords(items.n, capacity, true)),
                             poison),
       std::vector<float>(static_cast<size_t>(capacity * items.components), FloatOf(poison))};
-  CHECK(ThresholdSelect(items.values.data(), items.n, items.components, items.row_length, threshold,
-                        capacity, ways.parallel_for(), result.positions.data(), result.kept.data())
+  CHECK(ThresholdSelect(items.values.data(), nullptr, items.n, items.components, items.row_length,
+                        threshold, capacity, ways.parallel_for(), result.positions.data(),
+                        result.kept.data(), nullptr)
             .ok());
   return result;
 }
@@ -117,8 +118,8 @@ void Refuse(const Items& items, FuzzInput* input) {
   CHECK(TopKSelect(items.values.data(), nullptr, items.n, components, row_length, k, SerialFor,
                    &no_word, &nothing, nullptr)
             .code() == bad);
-  CHECK(ThresholdSelect(items.values.data(), items.n, components, row_length, 1.0f, k, SerialFor,
-                        &no_word, &nothing)
+  CHECK(ThresholdSelect(items.values.data(), nullptr, items.n, components, row_length, 1.0f, k,
+                        SerialFor, &no_word, &nothing, nullptr)
             .code() == bad);
   CHECK(SampledThreshold(items.values.data(), items.n, components, row_length, k, 1, {}, SerialFor,
                          &nothing)

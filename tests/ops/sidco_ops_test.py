@@ -239,3 +239,10 @@ def test_graph_equals_eager_for_any_number_of_stages(rng):
 def test_unknown_fit_is_named():
     with pytest.raises(ValueError, match="weibull"):
         sidco.sidco_threshold(np.ones(3, np.float32), 0.1, 1, "weibull")
+
+
+@pytest.mark.parametrize("size", [5000, 3_000_000])  # fitted as they are, and sampled
+def test_a_residual_is_added(size, rng):
+    values, residual = (rng.standard_t(3, size).astype(np.float32) for _ in range(2))
+    expected = float(sidco.sidco_threshold(values + residual, 0.01))
+    assert float(sidco.sidco_threshold(values, 0.01, residual=residual)) == expected

@@ -94,6 +94,18 @@ def test_overflow_keeps_the_largest_and_the_first_of_equals():
     np.testing.assert_array_equal(kept, [1] * 7 + [2] * 3)
 
 
+@pytest.mark.parametrize("capacity", [5000, 60])  # with room for all that reach it, and without
+@pytest.mark.parametrize("components", [(), (2,), (5,)], ids=["real", "complex", "wide"])
+def test_selects_from_the_sum_with_a_residual(components, capacity, rng):
+    values, residual = (sample("gauss", (20001, *components), rng) for _ in range(2))
+    words, kept, total = threshold.threshold_select_sum(values, residual, 4.0, capacity)
+    np.testing.assert_array_equal(total, values + residual)
+    expected_words, expected_kept = threshold.threshold_select(values + residual, 4.0, capacity)
+    assert 0 < words[0] <= capacity
+    np.testing.assert_array_equal(words, expected_words)
+    np.testing.assert_array_equal(kept, expected_kept)
+
+
 def test_nothing_reaches_it(rng):
     for components in ((), (2,)):
         items = sample("gauss", (70_000, *components), rng)

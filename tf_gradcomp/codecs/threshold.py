@@ -40,9 +40,13 @@ class _Threshold(base.Sparsifier):
 
     @abc.abstractmethod
     def _threshold(
-        self, coefficients: tf.Tensor, layout: base.Layout, draw: base.Draw
+        self,
+        coefficients: tf.Tensor,
+        residual: tf.Tensor | None,
+        layout: base.Layout,
+        draw: base.Draw,
     ) -> tf.Tensor:
-        """Returns the threshold, a float32 scalar >= 0."""
+        """Returns the threshold for ``coefficients + residual``, a float32 scalar >= 0."""
 
     def num_words(self, layout: base.Layout) -> int:
         return positions_ops.num_words(layout.num_items, self.num_kept(layout), counted=True)
@@ -54,12 +58,16 @@ class _Threshold(base.Sparsifier):
         layout: base.Layout,
         draw: base.Draw,
     ) -> base.Selected:
-        total = base.add_residual(coefficients, residual)
-        threshold = self._threshold(total, layout, draw)
-        selected = threshold_ops.threshold_select(
-            total, threshold, self.num_kept(layout), layout.row_length
+        threshold = self._threshold(coefficients, residual, layout, draw)
+        num_kept, row_length = self.num_kept(layout), layout.row_length
+        if residual is None:
+            selected = threshold_ops.threshold_select(coefficients, threshold, num_kept, row_length)
+            return base.Selected(*selected, coefficients)
+        return base.Selected(
+            *threshold_ops.threshold_select_sum(
+                coefficients, residual, threshold, num_kept, row_length
+            )
         )
-        return base.Selected(*selected, total)
 
     def replace(self, coefficients: tf.Tensor, positions: tf.Tensor, kept: tf.Tensor) -> tf.Tensor:
         return positions_ops.positions_replace(coefficients, positions, kept, counted=True)
@@ -94,13 +102,30 @@ class Threshold(_Threshold):
         return top_k.num_kept(self.capacity, layout.num_items)
 
     def _threshold(
-        self, coefficients: tf.Tensor, layout: base.Layout, draw: base.Draw
+        self,
+        coefficients: tf.Tensor,
+        residual: tf.Tensor | None,
+        layout: base.Layout,
+        draw: base.Draw,
     ) -> tf.Tensor:
         return tf.constant(self.threshold, tf.float32)
 
 
+class _ThresholdOfTotal(_Threshold):
+    """One that needs the sum of the coefficients and the residual to tell the threshold."""
+
+    def select(
+        self,
+        coefficients: tf.Tensor,
+        residual: tf.Tensor | None,
+        layout: base.Layout,
+        draw: base.Draw,
+    ) -> base.Selected:
+        return super().select(base.add_residual(coefficients, residual), None, layout, draw)
+
+
 @dataclasses.dataclass(frozen=True)
-class AdaptiveThreshold(_Threshold):
+class AdaptiveThreshold(_ThresholdOfTotal):
     """Keeps the items of at least ``ratio`` times the largest magnitude.
 
     Attributes:
@@ -122,7 +147,11 @@ class AdaptiveThreshold(_Threshold):
         return top_k.num_kept(self.capacity, layout.num_items)
 
     def _threshold(
-        self, coefficients: tf.Tensor, layout: base.Layout, draw: base.Draw
+        self,
+        coefficients: tf.Tensor,
+        residual: tf.Tensor | None,
+        layout: base.Layout,
+        draw: base.Draw,
     ) -> tf.Tensor:
         magnitude = coefficients if layout.components == 1 else tf.norm(coefficients, axis=-1)
         largest = tf.maximum(tf.reduce_max(magnitude), -tf.reduce_min(magnitude))
@@ -131,7 +160,7 @@ class AdaptiveThreshold(_Threshold):
 
 
 @dataclasses.dataclass(frozen=True)
-class SampledThreshold(_Threshold):
+class SampledThreshold(_ThresholdOfTotal):
     """Keeps about ``density * N`` items: those beyond a quantile of a random sample.
 
     From 0.8 to 1.3 times as many: where the sample misleads, the largest that there is room for.
@@ -156,7 +185,11 @@ class SampledThreshold(_Threshold):
         return top_k.num_kept(min(1.0, _SLACK * self.density), layout.num_items)
 
     def _threshold(
-        self, coefficients: tf.Tensor, layout: base.Layout, draw: base.Draw
+        self,
+        coefficients: tf.Tensor,
+        residual: tf.Tensor | None,
+        layout: base.Layout,
+        draw: base.Draw,
     ) -> tf.Tensor:
         num_items = layout.num_items
         count = top_k.num_kept(self.density, num_items)
@@ -218,8 +251,12 @@ class SIDCo(_Threshold):
         return top_k.num_kept(min(1.0, _SLACK * self.density), layout.num_items)
 
     def _threshold(
-        self, coefficients: tf.Tensor, layout: base.Layout, draw: base.Draw
+        self,
+        coefficients: tf.Tensor,
+        residual: tf.Tensor | None,
+        layout: base.Layout,
+        draw: base.Draw,
     ) -> tf.Tensor:
         return sidco_ops.sidco_threshold(
-            coefficients, self.density, self.stages, self.fit, layout.row_length
+            coefficients, self.density, self.stages, self.fit, layout.row_length, residual
         )

@@ -54,6 +54,7 @@ def sidco_threshold(
     stages: int | tf.Tensor = 3,
     fit: str = "gamma_pareto",
     row_length: int = 0,
+    residual: tf.Tensor | None = None,
 ) -> tf.Tensor:
     """The threshold that a share `density` of the items reaches, according to fits.
 
@@ -71,6 +72,7 @@ def sidco_threshold(
         a quarter of the items that are not zero.
       fit: one of `FITS`. Pareto is the generalised Pareto distribution.
       row_length: L >= 0, as in `top_k.top_k_select`.
+      residual: float32 of the same shape, to be added to the values; only where they are sampled.
 
     Returns:
       float32 scalar for `threshold.threshold_select`; Inf if no item is finite and not zero.
@@ -83,20 +85,23 @@ def sidco_threshold(
         raise ValueError(f"fit must be one of {', '.join(FITS)}, got {fit!r}")
     if not tf.is_tensor(density) and not 0 < density <= 1:
         raise ValueError(f"density must be in (0, 1], got {density!r}")
-    values = tf.convert_to_tensor(values)
-    sample = _sample(values, density, row_length)
+    parts = [tf.convert_to_tensor(part) for part in (values, residual) if part is not None]
+    samples = [_sample(part, density, row_length) for part in parts]
+    sample = tf.add_n(samples)
     moments = magnitude_moments(sample, 0.0, row_length)
 
     def fit_to(items: tf.Tensor, moments: MagnitudeMoments) -> tf.Tensor:
         return _fitted_threshold(items, moments, density, stages, fit, row_length)
 
-    if sample is values:
-        return fit_to(values, moments)
+    def fit_to_all() -> tf.Tensor:
+        items = tf.add_n(parts)
+        return fit_to(items, magnitude_moments(items, 0.0, row_length))
+
+    if samples[0] is parts[0]:
+        return fit_to(sample, moments)
     # Of values that are nearly all zero, a sample may hold none that counts.
     return tf.cond(
-        moments.count >= MIN_NONZERO * sample.shape[0],
-        lambda: fit_to(sample, moments),
-        lambda: fit_to(values, magnitude_moments(values, 0.0, row_length)),
+        moments.count >= MIN_NONZERO * sample.shape[0], lambda: fit_to(sample, moments), fit_to_all
     )
 
 

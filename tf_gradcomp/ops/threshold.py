@@ -12,6 +12,7 @@ import tensorflow as tf
 from tf_gradcomp.ops import loader
 
 tf.no_gradient("Gradcomp>ThresholdSelect")
+tf.no_gradient("Gradcomp>ThresholdSelectSum")
 tf.no_gradient("Gradcomp>SampledThreshold")
 
 
@@ -58,6 +59,43 @@ def threshold_select(
         name=name,
     )
     return positions, kept
+
+
+def threshold_select_sum(
+    values: tf.Tensor,
+    residual: tf.Tensor,
+    threshold: float | tf.Tensor,
+    capacity: int | tf.Tensor,
+    row_length: int = 0,
+    name: str | None = None,
+) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """Adds a residual to values and selects as `threshold_select` does, in one pass over both.
+
+    Args:
+      values: as for `threshold_select`.
+      residual: float32, of the same shape.
+      threshold: as for `threshold_select`.
+      capacity: as for `threshold_select`.
+      row_length: as for `threshold_select`.
+      name: name of the operation.
+
+    Returns:
+      positions: int32 `[p]`, the counted positions block.
+      kept: float32 `[K]` or `[K, c]`, the items of the sum that are kept, then +0.
+      sum: `values + residual`; takes over the memory of one of them if nothing else needs it.
+
+    Raises:
+      tf.errors.InvalidArgumentError: as for `threshold_select`, and for shapes that differ.
+    """
+    positions, kept, total = loader.load().gradcomp_threshold_select_sum(
+        values=values,
+        threshold=tf.cast(threshold, tf.float32),
+        capacity=tf.cast(capacity, tf.int64),
+        residual=residual,
+        row_length=row_length,
+        name=name,
+    )
+    return positions, kept, total
 
 
 def sampled_threshold(
