@@ -197,8 +197,8 @@ int64_t NumFineStreams(const uint16_t* coarse_bytes, const uint16_t* fine_bytes,
 
 Status ValidateEntropy(const EntropyParams& params) {
   const double eighths = params.bits * 8.0;
-  if (eighths >= 32.0 && eighths <= 192.0 && std::floor(eighths) == eighths) return Status();
-  return Status::InvalidArgument("bits must be a multiple of 1/8 in 4..24, got " +
+  if (eighths >= 24.0 && eighths <= 192.0 && std::floor(eighths) == eighths) return Status();
+  return Status::InvalidArgument("bits must be a multiple of 1/8 in 3..24, got " +
                                  std::to_string(params.bits));
 }
 

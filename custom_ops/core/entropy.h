@@ -16,7 +16,7 @@
 namespace gradcomp {
 
 struct EntropyParams {
-  double bits;  // of a value on average, on the wire: a multiple of 1/8 in 4..24
+  double bits;  // of a value on average, on the wire: a multiple of 1/8 in 3..24
 };
 
 // Words that a block has beside those of its rate: room for what a block of few values needs.

@@ -46,7 +46,7 @@ residual: as many floats, or none: then x = values.
 words: `[w]` the entropy block of the wire format (custom_ops/core/FORMAT.md).
 error: like `values`: x minus what it decodes to. 0 everywhere if any x is Inf or NaN, because then
   all decode to NaN. `[0]` without `with_error`.
-bits: of a value on average, a multiple of 1/8 in 4..24.
+bits: of a value on average, a multiple of 1/8 in 3..24.
 with_error: whether the error is wanted.
 )doc");
 

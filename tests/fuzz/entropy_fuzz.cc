@@ -7,7 +7,7 @@ using namespace gradcomp;
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   FuzzInput input(data, size);
-  const EntropyParams params = {static_cast<double>(input.NumberOrAny(32, 192)) / 8.0};
+  const EntropyParams params = {static_cast<double>(input.NumberOrAny(24, 192)) / 8.0};
   FuzzedQuantizer entropy;
   entropy.validity = ValidateEntropy(params);
   entropy.num_words = [&](int64_t count) { return EntropyNumWords(count, params); };

@@ -22,7 +22,7 @@ class EntropyFloat(BlockQuantizer):
     """Floats of which larger ones keep more bits, as many as fit in a given number of words.
 
     Attributes:
-      bits: bits of a value on average, codes and all, a multiple of 1/8 from 4 to 24.
+      bits: bits of a value on average, codes and all, a multiple of 1/8 from 3 to 24.
 
     Raises:
       ValueError: ``bits`` is out of range.
@@ -32,7 +32,7 @@ class EntropyFloat(BlockQuantizer):
     biased: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        base.check_range("entropy", "bits", self.bits, 4, 24.0, low_open=False)
+        base.check_range("entropy", "bits", self.bits, 3.0, 24.0, low_open=False)
         try:
             self.num_words(1)
         except ValueError as error:

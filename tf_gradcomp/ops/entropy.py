@@ -30,8 +30,8 @@ def num_words(count: int, bits: float = DEFAULT_BITS) -> int:
     if count < 0:
         raise ValueError(f"count must be >= 0, got {count}")
     eighths = bits * 8
-    if not 32 <= eighths <= 192 or eighths != int(eighths):
-        raise ValueError(f"bits must be a multiple of 1/8 in 4..24, got {bits}")
+    if not 24 <= eighths <= 192 or eighths != int(eighths):
+        raise ValueError(f"bits must be a multiple of 1/8 in 3..24, got {bits}")
     return 8 + -(-count * int(eighths) // 256)
 
 
@@ -51,7 +51,7 @@ def entropy_encode(
 
     Args:
       values: float32, any shape, v values.
-      bits: a multiple of 1/8 in 4..24.
+      bits: a multiple of 1/8 in 3..24.
       residual: float32, v values; None for none.
       with_error: whether the error is wanted.
       name: name of the operation.
