@@ -27,12 +27,11 @@ using StreamCounts = std::array<uint16_t, kCodeSymbols>;
 // How a symbol is written: its bits in all in bits 0..5, those of its codeword in bits 8..13, and
 // the codeword from bit 16 on.
 using EncodeTable = std::array<uint32_t, kCodeSymbols>;
-constexpr uint32_t kNoSymbol = 255;  // of no bits
 
 EncodeTable MakeEncodeTable(const EntropyCode& code) {
   const Codewords codewords = CanonicalCodewords(code.lengths);
   EncodeTable table{};
-  for (int32_t symbol = 0; symbol < static_cast<int32_t>(kNoSymbol); ++symbol) {
+  for (int32_t symbol = 0; symbol < kCodeSymbols; ++symbol) {
     const size_t at = static_cast<size_t>(symbol);
     table[at] = static_cast<uint32_t>(code.Bits(symbol)) | uint32_t{code.lengths[at]} << 8 |
                 uint32_t{codewords[at]} << 16;
@@ -89,39 +88,39 @@ uint16_t StreamBytes(const StreamCounts& counts, const EntropyCosts& costs) {
   return static_cast<uint16_t>((bits + 7) / 8);
 }
 
-// Writes `count` values, a multiple of kPerStore of which take 56 bits at most, to `bytes`, which
-// has room for 8 more. Returns the number of bytes that hold the values.
-template <int kPerStore>
-GRADCOMP_ALWAYS_INLINE int64_t Pack(const uint32_t* symbols, const uint32_t* tails, int64_t count,
-                                    const EncodeTable& table, uint8_t* bytes) {
-  uint64_t waiting = 0;  // the low `num_waiting` bits, below 8 of them at the start of a round
-  uint32_t num_waiting = 0;
-  uint8_t* to = bytes;
-  for (int64_t i = 0; i < count; i += kPerStore) {
-    for (int64_t j = i; j < i + kPerStore; ++j) {
-      const uint32_t entry = table[symbols[j]];
-      const uint64_t value = entry >> 16 | uint64_t{tails[j]} << (entry >> 8 & 63);
-      waiting |= value << num_waiting;
-      num_waiting += entry & 63;
-    }
-    std::memcpy(to, &waiting, sizeof(waiting));
-    to += num_waiting / 8;
-    waiting >>= num_waiting & 56;
-    num_waiting &= 7;
+// Writes bits, lowest first, to bytes, of which it also touches up to seven beyond the last one.
+class BitWriter {
+ public:
+  explicit BitWriter(uint8_t* bytes) : bytes_(bytes), next_(bytes) {}
+
+  // Writes the low `size` <= 56 bits; the others are 0.
+  GRADCOMP_ALWAYS_INLINE void Put(uint64_t bits, uint32_t size) {
+    waiting_ |= bits << num_waiting_;
+    num_waiting_ += size;
+    std::memcpy(next_, &waiting_, sizeof(waiting_));
+    next_ += num_waiting_ / 8;
+    waiting_ >>= num_waiting_ & 56u;
+    num_waiting_ &= 7u;
   }
-  return to - bytes + (num_waiting != 0 ? 1 : 0);
-}
+
+  int64_t num_bytes() const { return next_ - bytes_ + (num_waiting_ != 0 ? 1 : 0); }
+
+ private:
+  uint8_t* const bytes_;
+  uint8_t* next_;
+  uint64_t waiting_ = 0;      // bits of the byte at next_
+  uint32_t num_waiting_ = 0;  // 0..7 between calls
+};
 
 // Writes one stream, of up to kEntropyStream values, to `bytes`.
 GRADCOMP_MULTIVERSION
 void EncodeStream(const float* values, const float* residual, int64_t count,
-                  const EntropyStep& given_step, const EncodeTable& table, int32_t max_bits,
-                  uint8_t* bytes, float* error) {
+                  const EntropyStep& given_step, const EncodeTable& table, uint8_t* bytes,
+                  float* error) {
   const EntropyStep step = given_step;  // else it might change with `error`
-  constexpr int64_t kMaxPerStore = 4;
   float x[kEntropyStream];
-  uint32_t symbols[kEntropyStream + kMaxPerStore];
-  uint32_t tails[kEntropyStream + kMaxPerStore];
+  uint32_t symbols[kEntropyStream];
+  uint32_t tails[kEntropyStream];
   LoadStream(values, residual, count, x);
   if (error == nullptr) {
     for (int64_t i = 0; i < count; ++i) {
@@ -137,15 +136,13 @@ void EncodeStream(const float* values, const float* residual, int64_t count,
       error[i] = x[i] - value.decoded;
     }
   }
-  for (int64_t i = count; i < count + kMaxPerStore; ++i) {
-    symbols[i] = kNoSymbol;
-    tails[i] = 0;
-  }
   uint8_t packed[kEntropyMaxStreamBytes + sizeof(uint64_t)];
-  const int64_t size = max_bits * 4 <= 56   ? Pack<4>(symbols, tails, count, table, packed)
-                       : max_bits * 2 <= 56 ? Pack<2>(symbols, tails, count, table, packed)
-                                            : Pack<1>(symbols, tails, count, table, packed);
-  std::memcpy(bytes, packed, static_cast<size_t>(size));
+  BitWriter writer(packed);
+  for (int64_t i = 0; i < count; ++i) {
+    const uint32_t entry = table[symbols[i]];
+    writer.Put(entry >> 16 | uint64_t{tails[i]} << (entry >> 8 & 63u), entry & 63u);
+  }
+  std::memcpy(bytes, packed, static_cast<size_t>(writer.num_bytes()));
 }
 
 // Mantissa bits of values of which `any` bits are set: the others are 0 in all.
@@ -193,6 +190,33 @@ int64_t NumFineStreams(const uint16_t* coarse_bytes, const uint16_t* fine_bytes,
   return num_streams;
 }
 
+// Writes what comes before the streams but their sizes, and returns the number of its words.
+int64_t WriteHead(const EntropyCode& coarse, const EntropyCode& fine, int64_t num_fine,
+                  uint32_t* words) {
+  words[0] = static_cast<uint32_t>(coarse.step.exponent - kEntropyMinStep) |
+             static_cast<uint32_t>(coarse.step.width) << kEntropyWidthShift;
+  words[1] = static_cast<uint32_t>(num_fine);
+  WriteEntropyCode(coarse, words + kEntropyHeaderWords);
+  const int64_t at = kEntropyHeaderWords + coarse.num_words();
+  if (num_fine == 0) return at;
+  WriteEntropyCode(fine, words + at);
+  return at + fine.num_words();
+}
+
+// Writes the sizes of the streams and finds where each starts. Returns the bytes of all.
+int64_t PlaceStreams(const uint16_t* coarse_bytes, const uint16_t* fine_bytes, int64_t num_fine,
+                     int64_t num_streams, uint32_t* sizes, int64_t* starts) {
+  std::fill_n(sizes, CeilDiv(num_streams, 2), 0u);
+  int64_t next = 0;
+  for (int64_t stream = 0; stream < num_streams; ++stream) {
+    const uint16_t size = stream < num_fine ? fine_bytes[stream] : coarse_bytes[stream];
+    sizes[stream / 2] |= uint32_t{size} << (16 * (stream % 2));
+    starts[stream] = next;
+    next += size;
+  }
+  return next;
+}
+
 }  // namespace
 
 Status ValidateEntropy(const EntropyParams& params) {
@@ -234,39 +258,22 @@ Status EntropyEncode(const float* values, const float* residual, int64_t count,
       fine_bytes[stream] = StreamBytes(stream_counts[stream], fine_costs);
     }
   });
-  // The smallest step that exists is exact: there is nothing to refine.
-  int64_t num_fine = 0;
-  if (step.exponent > kEntropyMinStep) {
-    const int64_t room =
-        4 * (num_words - EntropyStreamsAt(coarse.num_words() + fine.num_words(), num_streams));
-    num_fine = NumFineStreams(
-        coarse_bytes.get(), fine_bytes.get(), num_streams,
-        room - std::accumulate(coarse_bytes.get(), coarse_bytes.get() + num_streams, int64_t{0}));
-  }
+  const int64_t room =
+      4 * (num_words - EntropyStreamsAt(coarse.num_words() + fine.num_words(), num_streams));
+  const int64_t spare =
+      room - std::accumulate(coarse_bytes.get(), coarse_bytes.get() + num_streams, int64_t{0});
+  const int64_t num_fine =
+      step.exponent == kEntropyMinStep
+          ? 0  // it is exact: there is nothing to refine
+          : NumFineStreams(coarse_bytes.get(), fine_bytes.get(), num_streams, spare);
 
-  words[0] = static_cast<uint32_t>(step.exponent - kEntropyMinStep) |
-             static_cast<uint32_t>(step.width) << kEntropyWidthShift;
-  words[1] = static_cast<uint32_t>(num_fine);
-  int64_t at = kEntropyHeaderWords;
-  WriteEntropyCode(coarse, words + at);
-  at += coarse.num_words();
-  if (num_fine > 0) {
-    WriteEntropyCode(fine, words + at);
-    at += fine.num_words();
-  }
-  uint8_t* const bytes = reinterpret_cast<uint8_t*>(words);
-  int64_t next = 4 * EntropyStreamsAt(at - kEntropyHeaderWords, num_streams);
-  std::fill(words + at, words + next / 4, 0u);
-  for (int64_t stream = 0; stream < num_streams; ++stream) {
-    const uint16_t size = stream < num_fine ? fine_bytes[stream] : coarse_bytes[stream];
-    words[at + stream / 2] |= uint32_t{size} << (16 * (stream % 2));
-    starts[stream] = next;
-    next += size;
-  }
-  std::fill(bytes + next, bytes + 4 * num_words, uint8_t{0});
+  uint32_t* const sizes = words + WriteHead(coarse, fine, num_fine, words);
+  uint8_t* const streams = reinterpret_cast<uint8_t*>(sizes + CeilDiv(num_streams, 2));
+  const int64_t num_bytes = PlaceStreams(coarse_bytes.get(), fine_bytes.get(), num_fine,
+                                         num_streams, sizes, starts.get());
+  std::fill(streams + num_bytes, reinterpret_cast<uint8_t*>(words + num_words), uint8_t{0});
 
   const EncodeTable coarse_table = MakeEncodeTable(coarse), fine_table = MakeEncodeTable(fine);
-  const int32_t coarse_max = coarse.MaxBits(), fine_max = fine.MaxBits();
   RunShards(parallel_for, num_streams, kEncodeCycles * kEntropyStream,
             [&](int64_t begin, int64_t end) {
               for (int64_t stream = begin; stream < end; ++stream) {
@@ -274,8 +281,8 @@ Status EntropyEncode(const float* values, const float* residual, int64_t count,
                 const int64_t first = stream * kEntropyStream;
                 EncodeStream(values + first, residual == nullptr ? nullptr : residual + first,
                              std::min(kEntropyStream, count - first), is_fine ? fine.step : step,
-                             is_fine ? fine_table : coarse_table, is_fine ? fine_max : coarse_max,
-                             bytes + starts[stream], error == nullptr ? nullptr : error + first);
+                             is_fine ? fine_table : coarse_table, streams + starts[stream],
+                             error == nullptr ? nullptr : error + first);
               }
             });
   return Status();

@@ -20,14 +20,6 @@ int64_t TotalBits(const SymbolCounts& counts, const EntropyCosts& costs) {
 
 }  // namespace
 
-int32_t EntropyCode::MaxBits() const {
-  int32_t bits = is_lone() ? Bits(first) : 0;
-  for (int32_t symbol = 0; symbol < kCodeSymbols; ++symbol) {
-    if (lengths[static_cast<size_t>(symbol)] != 0) bits = std::max(bits, Bits(symbol));
-  }
-  return bits;
-}
-
 EntropyCosts CostsOf(const EntropyCode& code) {
   EntropyCosts costs;
   const int32_t lowest = EntropyLowest(code.step);

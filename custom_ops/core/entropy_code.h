@@ -42,9 +42,6 @@ struct EntropyCode {
     const int32_t length = lengths[static_cast<size_t>(symbol)];
     return symbol == 0 ? length : length + 1 + EntropyKeptBits(symbol, step);
   }
-
-  // Bits of the longest value.
-  int32_t MaxBits() const;
 };
 
 // Bits of a value by its exponent, also where that becomes zero.

@@ -24,14 +24,10 @@ constexpr uint32_t kTableMask = (1u << kMaxCodeLength) - 1;
 // What the next bits of a stream mean, by the first 12 of them: a value's bits in all in bits 0..5,
 // those of its codeword in bits 8..13, the symbol in bits 16..23, dropped mantissa bits in bits
 // 24..28, and whether half of the last kept bit is added in bit 29.
-struct DecodeTable {
-  std::array<uint32_t, kTableMask + 1> entries;
-  int32_t max_bits;  // of any value
-};
+using DecodeTable = std::array<uint32_t, kTableMask + 1>;
 
 void MakeDecodeTable(const EntropyCode& code, DecodeTable* table) {
   const Codewords codewords = CanonicalCodewords(code.lengths);
-  table->max_bits = code.MaxBits();
   for (int32_t symbol = 0; symbol < kCodeSymbols; ++symbol) {
     const uint32_t length = code.lengths[static_cast<size_t>(symbol)];
     if (length == 0 && !(code.is_lone() && symbol == code.first)) continue;
@@ -43,7 +39,7 @@ void MakeDecodeTable(const EntropyCode& code, DecodeTable* table) {
                            (add_half ? 1u << 29 : 0u);
     for (uint32_t bits = codewords[static_cast<size_t>(symbol)]; bits <= kTableMask;
          bits += 1u << length) {
-      table->entries[bits] = entry;
+      (*table)[bits] = entry;
     }
   }
 }
@@ -60,39 +56,26 @@ GRADCOMP_ALWAYS_INLINE float ValueOf(uint32_t entry, uint32_t tail) {
 // The bytes of a stream, and zeros up to where reading can lead.
 using StreamBytes = std::array<uint8_t, kEntropyMaxStreamBytes + sizeof(uint64_t)>;
 
-// Reads the next kChunk values of kStreams streams with the same table, of which kPerLoad take at
-// most 57 bits: the least that a load of 64 bits has left when it begins in the middle of a byte.
-template <int kStreams, int kPerLoad>
-GRADCOMP_ALWAYS_INLINE void ReadChunk(const StreamBytes* bytes, const DecodeTable& table,
-                                      uint64_t* positions, uint32_t (*entries)[kChunk],
-                                      uint32_t (*tails)[kChunk]) {
-  for (int64_t i = 0; i < kChunk; i += kPerLoad) {
-#pragma GCC unroll 4
-    for (int stream = 0; stream < kStreams; ++stream) {
-      uint64_t bits;
-      std::memcpy(&bits, bytes[stream].data() + positions[stream] / 8, sizeof(bits));
-      bits >>= positions[stream] % 8;
-#pragma GCC unroll 4
-      for (int64_t j = i; j < i + kPerLoad; ++j) {
-        const uint32_t entry = table.entries[bits & kTableMask];
-        entries[stream][j] = entry;
-        tails[stream][j] = static_cast<uint32_t>(bits >> (entry >> 8 & 63u));
-        bits >>= entry & 63u;
-        positions[stream] += entry & 63u;
-      }
-    }
-  }
-}
-
 // Decodes `count` values that lie in kStreams streams, all of which but the last are full.
-template <int kStreams, int kPerLoad>
+template <int kStreams>
 GRADCOMP_ALWAYS_INLINE void ReadStreams(const StreamBytes* bytes, const DecodeTable& table,
                                         int64_t count, bool add, float* out) {
   uint32_t entries[kStreams][kChunk];
   uint32_t tails[kStreams][kChunk];
   uint64_t positions[kStreams] = {};
   for (int64_t begin = 0; begin < std::min(count, kEntropyStream); begin += kChunk) {
-    ReadChunk<kStreams, kPerLoad>(bytes, table, positions, entries, tails);
+    for (int64_t i = 0; i < kChunk; ++i) {
+#pragma GCC unroll 4
+      for (int stream = 0; stream < kStreams; ++stream) {
+        uint64_t bits;
+        std::memcpy(&bits, bytes[stream].data() + positions[stream] / 8, sizeof(bits));
+        bits >>= positions[stream] % 8;  // leaves 57, more than any value has
+        const uint32_t entry = table[bits & kTableMask];
+        entries[stream][i] = entry;
+        tails[stream][i] = static_cast<uint32_t>(bits >> (entry >> 8 & 63u));
+        positions[stream] += entry & 63u;
+      }
+    }
     for (int stream = 0; stream < kStreams; ++stream) {
       const int64_t first = stream * kEntropyStream + begin;
       const int64_t size = std::min(kChunk, count - first);
@@ -109,17 +92,9 @@ GRADCOMP_ALWAYS_INLINE void ReadStreams(const StreamBytes* bytes, const DecodeTa
   }
 }
 
-template <int kStreams>
-GRADCOMP_ALWAYS_INLINE void ReadStreams(const StreamBytes* bytes, const DecodeTable& table,
-                                        int64_t count, bool add, float* out) {
-  if (table.max_bits * 4 <= 57) return ReadStreams<kStreams, 4>(bytes, table, count, add, out);
-  if (table.max_bits * 2 <= 57) return ReadStreams<kStreams, 2>(bytes, table, count, add, out);
-  return ReadStreams<kStreams, 1>(bytes, table, count, add, out);
-}
-
 // Decodes a whole unit of streams with the same table.
 GRADCOMP_MULTIVERSION
-void DecodeUnit(const StreamBytes* bytes, const DecodeTable& table, bool add, float* out) {
+void DecodeFullUnit(const StreamBytes* bytes, const DecodeTable& table, bool add, float* out) {
   ReadStreams<kUnitStreams>(bytes, table, kDecodeUnit, add, out);
 }
 
@@ -133,12 +108,14 @@ void DecodeStream(const StreamBytes& bytes, const DecodeTable& table, int64_t co
 // The block of one worker.
 struct Block {
   bool non_finite;
-  int64_t num_fine;                  // streams, the first ones, with the finer of two codes
-  std::array<EntropyCode, 2> codes;  // coarse, fine
-  const uint32_t* sizes;             // of the streams, two to a word
-  int64_t streams_at;                // byte of the first stream
+  int64_t num_fine;                   // streams, the first ones, with the finer of two codes
+  std::array<EntropyCode, 2> codes;   // coarse, fine
+  const uint32_t* sizes;              // of the streams, two to a word
+  int64_t streams_at;                 // byte of the first stream
+  std::array<DecodeTable, 2> tables;  // of the codes
 
   int64_t Size(int64_t stream) const { return sizes[stream / 2] >> (16 * (stream % 2)) & 0xffffu; }
+  const DecodeTable& TableOf(int64_t stream) const { return tables[stream < num_fine ? 1 : 0]; }
 };
 
 // Reads everything but the streams, and checks that they lie inside of the block.
@@ -167,6 +144,7 @@ Status ReadBlock(const uint32_t* words, int64_t num_words, int64_t num_streams, 
     const Status status =
         ReadEntropyCode(words + at, num_words - at, {exponent - finer, width}, code);
     if (!status.ok()) return status;
+    MakeDecodeTable(*code, &block->tables[static_cast<size_t>(finer)]);
     at += code->num_words();
   }
   block->sizes = words + at;
@@ -189,6 +167,28 @@ Status ReadBlock(const uint32_t* words, int64_t num_words, int64_t num_streams, 
                                  std::to_string(4 * num_words));
 }
 
+// Decodes the `count` <= kDecodeUnit values of a unit, which begins with stream `first` at `from`.
+void DecodeUnit(const Block& block, int64_t first, const uint8_t* from, int64_t count, bool add,
+                float* out) {
+  StreamBytes bytes[kUnitStreams];
+  const int64_t num_streams = CeilDiv(count, kEntropyStream);
+  for (int64_t i = 0; i < num_streams; ++i) {
+    const size_t size = static_cast<size_t>(block.Size(first + i));
+    std::memcpy(bytes[i].data(), from, size);
+    std::memset(bytes[i].data() + size, 0, bytes[i].size() - size);
+    from += size;
+  }
+  const DecodeTable& table = block.TableOf(first);
+  if (count == kDecodeUnit && &table == &block.TableOf(first + kUnitStreams - 1)) {
+    return DecodeFullUnit(bytes, table, add, out);
+  }
+  for (int64_t i = 0; i < num_streams; ++i) {
+    const int64_t begin = i * kEntropyStream;
+    DecodeStream(bytes[i], block.TableOf(first + i), std::min(kEntropyStream, count - begin), add,
+                 out + begin);
+  }
+}
+
 }  // namespace
 
 Status EntropyDecode(const uint32_t* words, int64_t num_workers, int64_t words_per_worker,
@@ -207,9 +207,8 @@ Status EntropyDecode(const uint32_t* words, int64_t num_workers, int64_t words_p
   const int64_t num_streams = CeilDiv(count, kEntropyStream);
   const int64_t num_units = CeilDiv(count, kDecodeUnit);
   const auto blocks = AllocateScratch<Block>(num_workers);
-  const auto tables = AllocateScratch<std::array<DecodeTable, 2>>(num_workers);
   const auto unit_starts = AllocateScratch<int64_t>(num_workers * num_units);
-  if (!blocks || !tables || !unit_starts) return OutOfScratch();
+  if (!blocks || !unit_starts) return OutOfScratch();
   for (int64_t worker = 0; worker < num_workers; ++worker) {
     Block* const block = &blocks[worker];
     const Status status = ReadBlock(words + worker * num_words, num_words, num_streams, block);
@@ -218,43 +217,21 @@ Status EntropyDecode(const uint32_t* words, int64_t num_workers, int64_t words_p
                                      status.message());
     }
     if (block->non_finite) continue;
-    MakeDecodeTable(block->codes[0], &tables[worker][0]);
-    if (block->num_fine > 0) MakeDecodeTable(block->codes[1], &tables[worker][1]);
     int64_t next = block->streams_at;
     for (int64_t stream = 0; stream < num_streams; ++stream) {
-      if (stream % kUnitStreams == 0)
-        unit_starts[worker * num_units + stream / kUnitStreams] = next;
+      const int64_t unit = worker * num_units + stream / kUnitStreams;
+      if (stream % kUnitStreams == 0) unit_starts[unit] = next;
       next += block->Size(stream);
     }
   }
   DecodeRows(
       num_workers, count, sum, kDecodeCycles, parallel_for,
       [&](int64_t worker, int64_t first, int64_t size, float* out, bool add) {
-        const Block& block = blocks[worker];
-        if (block.non_finite) return DecodeNan(size, out);
-        const int64_t first_stream = first / kEntropyStream;
-        const int64_t unit_streams = CeilDiv(size, kEntropyStream);
-        const uint8_t* from = reinterpret_cast<const uint8_t*>(words + worker * num_words) +
-                              unit_starts[worker * num_units + first / kDecodeUnit];
-        StreamBytes bytes[kUnitStreams];
-        for (int64_t i = 0; i < unit_streams; ++i) {
-          const size_t stream_size = static_cast<size_t>(block.Size(first_stream + i));
-          std::memcpy(bytes[i].data(), from, stream_size);
-          std::memset(bytes[i].data() + stream_size, 0, bytes[i].size() - stream_size);
-          from += stream_size;
-        }
-        const auto is_fine = [&](int64_t stream) { return stream < block.num_fine; };
-        const auto table_of = [&](int64_t stream) -> const DecodeTable& {
-          return tables[worker][is_fine(stream) ? 1 : 0];
-        };
-        if (size == kDecodeUnit && is_fine(first_stream) == is_fine(first_stream + 3)) {
-          return DecodeUnit(bytes, table_of(first_stream), add, out);
-        }
-        for (int64_t i = 0; i < unit_streams; ++i) {
-          const int64_t begin = i * kEntropyStream;
-          DecodeStream(bytes[i], table_of(first_stream + i), std::min(kEntropyStream, size - begin),
-                       add, out + begin);
-        }
+        if (blocks[worker].non_finite) return DecodeNan(size, out);
+        const int64_t start = unit_starts[worker * num_units + first / kDecodeUnit];
+        DecodeUnit(blocks[worker], first / kEntropyStream,
+                   reinterpret_cast<const uint8_t*>(words + worker * num_words) + start, size, add,
+                   out);
       },
       decoded);
   return Status();

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Oracles and native ops of uniform, one bit, narrow float and entropy against their golden vectors.
+"""Oracles and native ops of uniform, one bit, narrow float and entropy against golden vectors.
 
 The lists below are the inventory: a missing file fails, and so does one that is not listed.
 """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Oracle of the entropy quantizer (FORMAT.md, "Entropy block"), a stream of 1024 values at a time."""
+"""Oracle of the entropy quantizer (FORMAT.md, "Entropy block"), one value after the other."""
 
 import collections
 import fractions
@@ -104,18 +104,17 @@ def encode(values: np.ndarray, bits: float, residual: np.ndarray | None = None) 
         """Bytes that are left for streams."""
         return 4 * (words.size - 2 - sum(len(code.table()) for code in codes) - -(-S // 2))
 
-    def sizes(code: Code) -> np.ndarray:
+    def bits_of_streams(code: Code) -> np.ndarray:
         costs = np.array([code.bits(s) if s in code.lengths else 0 for s in range(255)])
-        ends = np.arange(0, x.size, STREAM)
-        total = np.add.reduceat(costs[symbols_of(x, code.q)], ends) if S else np.zeros(0, int)
-        return total
+        bits = np.zeros(S * STREAM, np.int64)
+        bits[: x.size] = costs[symbols_of(x, code.q)]
+        return bits.reshape(S, STREAM).sum(axis=1)
 
     def fits(q: int) -> bool:
         code = make_code(x, q, w)
-        return int(sizes(code).sum()) + 7 * S <= 8 * room(code)
+        return int(bits_of_streams(code).sum()) + 7 * S <= 8 * room(code)
 
-    low, high = MIN_STEP, max(int((x.view(np.uint32) >> 23 & 255).max(initial=0)), MIN_STEP)
-    high = high if high else MIN_STEP  # zeros and denormals alone
+    low, high = MIN_STEP, int((x.view(np.uint32) >> 23 & 255).max(initial=0))
     while low < high:
         middle = (low + high) // 2
         low, high = (low, middle) if fits(middle) else (middle + 1, high)
@@ -123,8 +122,8 @@ def encode(values: np.ndarray, bits: float, residual: np.ndarray | None = None) 
     codes, P = [coarse] * S, 0
     if low > MIN_STEP:
         fine = make_code(x, low - 1, w)
-        more = -(-sizes(fine) // 8) - -(-sizes(coarse) // 8)
-        left = room(coarse, fine) - int((-(-sizes(coarse) // 8)).sum()) - np.cumsum(more)
+        fine_bytes, coarse_bytes = (-(-bits_of_streams(code) // 8) for code in (fine, coarse))
+        left = room(coarse, fine) - coarse_bytes.sum() - np.cumsum(fine_bytes - coarse_bytes)
         P = int(np.argmax(left < 0)) if (left < 0).any() else S
         codes[:P] = [fine] * P
     streams = [
