@@ -231,6 +231,17 @@ void TestLongAndShortValues() {
   }
 }
 
+// One value of many mantissa bits, in any stream, makes them wide for all.
+void TestWidth() {
+  for (size_t place : {0, 1500, 2999}) {
+    CurrentCase() = "wide value at " + std::to_string(place);
+    std::vector<float> values(3000, -1.5f);
+    values[place] = 1.1f;
+    CheckQuantizer(Entropy(8), values, {}, Oracle(values, 8), SerialFor);
+    CheckQuantizer(Entropy(8), values, {}, Oracle(values, 8), HostileFor(4));
+  }
+}
+
 int64_t CostOf(const CodeLengths& lengths, const SymbolCounts& counts) {
   int64_t bits = 0;
   for (size_t i = 0; i < counts.size(); ++i) bits += lengths[i] * counts[i];
@@ -328,6 +339,22 @@ void TestRefused() {
   CHECK(decode({0, 0, 0, 0, 0, 0, 0, 0, 0}) == StatusCode::kOk);
   CHECK(out[0] == 0.0f && out[3] == 0.0f);
   CHECK(decode({header, 0, code, 1, 1, 0, 0, 0}) == bad);
+  CHECK(decode({header, 0, 127 | 48 << 8 | 1 << 16, 1, 0, 0, 0, 0, 0}) ==
+        bad);  // no room for sizes
+  CHECK(decode({header, 0, 127 | 40 << 8 | 1 << 16, 1, 0, 0, 0, 0, 0}) == StatusCode::kOk);
+  // The same in 1544 words, where there is room for more than is allowed.
+  const auto decode_large = [&](uint32_t first_exponent, uint32_t size) {
+    std::vector<uint32_t> words(1544, 0);
+    std::vector<float> values(2048);
+    words[0] = header;
+    words[2] = first_exponent | 56 << 8 | 1 << 16;  // the last one occurs
+    words[9] = 1u << 28;
+    words[10] = size;
+    return Entropy(24).decode(words.data(), 1, 1544, 2048, false, SerialFor, values.data()).code();
+  };
+  CHECK(decode_large(199, 4608) == StatusCode::kOk);
+  CHECK(decode_large(199, 4609) == bad);
+  CHECK(decode_large(200, 4608) == bad);  // exponent 255
   for (double bits : {0.0, 2.875, 24.125, 8.01, std::nan("")}) {
     CHECK(ValidateEntropy({bits}).code() == bad);
   }
@@ -341,6 +368,7 @@ int main() {
   gradcomp::TestAgainstOracle(10.5, {0, 1, 2, 33, 1023, 1025, 4097});
   gradcomp::TestAgainstOracle(3, {3, 1024, 9001});
   gradcomp::TestLongAndShortValues();
+  gradcomp::TestWidth();
   gradcomp::TestRefused();
   return gradcomp::FinishTest();
 }
