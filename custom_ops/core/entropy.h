@@ -52,9 +52,9 @@ Status EntropyEncode(const float* values, const float* residual, int64_t count,
 //            workers, starting from +0. Must not overlap `words`.
 //
 // Errors: InvalidArgument if the sizes do not fit together, or for a block whose header, codes or
-// sizes of streams no encoder writes, ResourceExhausted without memory for 32 KiB a worker and 4
-// bytes for each 1024 values; nothing has been written then. The same bits for any `parallel_for`.
-// Thread-safe.
+// sizes of streams no encoder writes, ResourceExhausted without memory for 34 KiB a worker and 8
+// bytes for each 4096 of its values; nothing has been written then. The same bits for any
+// `parallel_for`. Thread-safe.
 Status EntropyDecode(const uint32_t* words, int64_t num_workers, int64_t words_per_worker,
                      int64_t count, const EntropyParams& params, bool sum,
                      const ParallelFor& parallel_for, float* decoded);
