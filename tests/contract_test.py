@@ -43,6 +43,7 @@ SPECS = [
     "uniform:bits=1,block=32,stochastic=true",
     "onebit:block=0",
     "float8_e4m3:block=65536",
+    "entropy:bits=3",
 ]
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes the golden vectors of uniform, one bit and narrow float from their NumPy oracles.
+"""Writes the golden vectors of uniform, one bit, narrow float and entropy from their oracles.
 
 Run `python tests/golden/regenerate_scaled.py`. As with regenerate.py, a change in the files is a
 change of the wire format.
@@ -12,6 +12,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "reference"))
 
+import entropy_reference
 import golden_files
 import narrow_float_reference
 import one_bit_reference
@@ -71,8 +72,21 @@ def write_narrow_float(name: str, values: np.ndarray, dtype: str, block: int = 3
     )
 
 
+def write_entropy(name: str, values: np.ndarray, bits: float) -> None:
+    words = entropy_reference.encode(values, bits)
+    decoded = entropy_reference.decode(words, values.size, bits)
+    golden_files.write(
+        "entropy",
+        name,
+        bits=bits,
+        values=to_hex(values),
+        words=to_hex(words),
+        decoded=to_hex(decoded),
+    )
+
+
 def write_bad(
-    part: str, name: str, reason: str, count: int, words: list[int], **parameters: int | str
+    part: str, name: str, reason: str, count: int, words: list[int], **parameters: float | str
 ) -> None:
     """A block that no decoder may accept. Written by hand: no encoder makes one."""
     words_array = np.array(words, np.uint32)
@@ -153,11 +167,44 @@ def narrow_float_vectors(rng: np.random.Generator) -> None:
     write_bad("narrow_float", "too_short", "2 words, not 3", 3, [0, 0], **half)
 
 
+def entropy_vectors(rng: np.random.Generator) -> None:
+    write_entropy("worked_example", WORKED_EXAMPLE, 4)
+    write_entropy("no_values", np.float32([]), 8)
+    write_entropy("one_value", np.float32([-0.7]), 4)
+    write_entropy("one_exponent", np.float32([1, -1.5, 1.25, -1] * 10), 4)
+    for kind in ("gauss", "denormal", "wide", "huge", "zeros", "ties", "inf_and_nan"):
+        write_entropy(kind, sample(kind, 75, rng), 10.5)
+    write_entropy("two_steps", sample("laplace", 1100, rng), 6.125)
+    # Symbols 0 and 127, each of one bit; the step is 2^0.
+    header, code = 127 + 22 | 23 << 9, 127 | 1 << 8 | 1 << 16
+    good = [header, 0, code, 1, 1, 0b1101010, 0, 0, 0]
+    bad = {
+        "reserved_bit": ("bit 14 of word 0 set", 0, header | 1 << 14),
+        "step": ("q = 255", 0, 277),
+        "width": ("w = 24", 0, 127 + 22 | 24 << 9),
+        "non_finite_with_step": ("bit 31 set beside a step", 0, header | 1 << 31),
+        "fine_streams": ("2 of 1 streams have the finer step", 1, 2),
+        "exponent_below_step": ("exponents from 126", 2, 126 | 1 << 8 | 1 << 16),
+        "exponent_255": ("exponents 127..255", 2, 127 | 129 << 8 | 1 << 16),
+        "no_room_for_lengths": ("128 lengths", 2, 127 | 128 << 8 | 1 << 16),
+        "incomplete_code": ("lengths 1 and 2", 3, 2),
+        "length_13": ("length 13", 3, 13),
+        "length_beyond_last": ("two lengths for one exponent", 3, 1 | 1 << 4),
+        "stream_beyond_end": ("17 bytes of 16", 4, 17),
+        "second_size": ("two sizes for one stream", 4, 1 | 1 << 16),
+    }
+    for name, (reason, at, word) in bad.items():
+        words = [*good[:at], word, *good[at + 1 :]]
+        write_bad("entropy", name, reason, 4, words, bits=8)
+    write_bad("entropy", "too_short", "8 words, not 9", 4, good[:8], bits=8)
+
+
 def main() -> None:
     rng = np.random.default_rng(2)
     uniform_vectors(rng)
     one_bit_vectors(rng)
     narrow_float_vectors(rng)
+    entropy_vectors(rng)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Oracles and native ops of uniform, one bit and narrow float against their golden vectors.
+"""Oracles and native ops of uniform, one bit, narrow float and entropy against golden vectors.
 
 The lists below are the inventory: a missing file fails, and so does one that is not listed.
 """
@@ -7,6 +7,7 @@ The lists below are the inventory: a missing file fails, and so does one that is
 from collections.abc import Callable
 from typing import Any
 
+import entropy_reference
 import golden_files
 import narrow_float_reference
 import numpy as np
@@ -16,7 +17,7 @@ import tensorflow as tf
 import uniform_reference
 from golden_files import from_hex
 
-from tf_gradcomp.ops import narrow_float, one_bit, uniform
+from tf_gradcomp.ops import entropy, narrow_float, one_bit, uniform
 
 NARROW_KINDS = ["worked_example", "gauss", "denormal", "wide", "huge", "zeros", "inf_and_nan"]
 NAMES = {
@@ -26,6 +27,8 @@ NAMES = {
     "one_bit": ["worked_example", "one_value", "all_zero", "gauss", "denormal", "huge"]
     + ["non_finite", "run_of_zeros", "scattered_zeros", "two_blocks"],
     "narrow_float": [f"{d}_{kind}" for d in narrow_float.DTYPES for kind in NARROW_KINDS],
+    "entropy": ["worked_example", "no_values", "one_value", "one_exponent", "gauss", "denormal"]
+    + ["wide", "huge", "zeros", "ties", "inf_and_nan", "two_steps"],
 }
 BAD = {
     "uniform": ["other_num_bits", "reserved_bit", "lo_above_hi", "negative_zero", "infinite_hi"]
@@ -33,26 +36,33 @@ BAD = {
     "one_bit": ["reserved_bit", "negative_scale", "infinite_scale", "nan_scale", "negative_zero"]
     + ["non_finite_with_scale", "flag_beyond_v", "two_spare_words", "too_long"],
     "narrow_float": ["other_dtype", "reserved_bit", "non_finite_with_scale", "too_short"],
+    "entropy": ["reserved_bit", "step", "width", "non_finite_with_step", "fine_streams"]
+    + ["exponent_below_step", "exponent_255", "no_room_for_lengths", "incomplete_code"]
+    + ["length_13", "length_beyond_last", "stream_beyond_end", "second_size", "too_short"],
 }
 PARAMETERS = {
     "uniform": ["num_bits", "block"],
     "one_bit": ["block"],
     "narrow_float": ["dtype", "block"],
+    "entropy": ["bits"],
 }
 ORACLES = {
     "uniform": uniform_reference,
     "one_bit": one_bit_reference,
     "narrow_float": narrow_float_reference,
+    "entropy": entropy_reference,
 }
 ENCODERS: dict[str, Callable[..., Any]] = {
     "uniform": uniform.uniform_encode,
     "one_bit": one_bit.one_bit_encode,
     "narrow_float": narrow_float.narrow_float_encode,
+    "entropy": entropy.entropy_encode,
 }
 DECODERS: dict[str, Callable[..., Any]] = {
     "uniform": uniform.uniform_decode,
     "one_bit": one_bit.one_bit_decode,
     "narrow_float": narrow_float.narrow_float_decode,
+    "entropy": entropy.entropy_decode,
 }
 
 

@@ -18,6 +18,7 @@ from tf_gradcomp.codecs import (
     base,
     blocks,
     dithering,
+    entropy,
     fft,
     identity,
     low_rank,
@@ -53,6 +54,7 @@ _QUANTIZERS: dict[str, type[base.Quantizer]] = {
     "dithering": dithering.Dithering,
     "uniform": uniform.Uniform,
     "onebit": one_bit.OneBit,
+    "entropy": entropy.EntropyFloat,
 }
 
 # Named, lest the default of a quantizer that has blocks too prevail.
