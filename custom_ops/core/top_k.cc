@@ -2,6 +2,7 @@
 #include "top_k.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <cstring>
 #include <memory>
@@ -76,16 +77,28 @@ struct Counts {
   int64_t ties = 0;    // of these, keys equal to the threshold
 };
 
-// Compares 64 * num_masks keys with a bracket: one bit a key, and how many bits are set.
-GRADCOMP_MULTIVERSION
-void CompareKeys(const uint32_t* keys, int64_t num_masks, uint32_t lo, uint32_t hi, uint64_t* above,
-                 uint64_t* inside, Counts* counts) {
+// A key in a bracket of several, and where in its chunk it is.
+struct Candidate {
+  uint32_t key;
+  uint16_t item;
+};
+
+GRADCOMP_ALWAYS_INLINE uint32_t KeyOf(uint32_t key) { return key; }
+GRADCOMP_ALWAYS_INLINE uint32_t KeyOf(float value) { return RealKey(value); }
+
+// Compares 64 * num_masks keys, or those of real items, with a bracket: one bit a key, and how many
+// bits are set.
+template <typename T>
+GRADCOMP_ALWAYS_INLINE void Compare(const T* keys, int64_t num_masks, const Bracket& bracket,
+                                    uint64_t* above, uint64_t* inside, Counts* counts) {
+  const uint32_t lo = bracket.lo, hi = bracket.hi;
   int64_t num_above = 0, num_inside = 0;
   for (int64_t m = 0; m < num_masks; ++m, keys += 64) {
     uint8_t is_above[64], is_inside[64];
     for (int i = 0; i < 64; ++i) {
-      is_above[i] = keys[i] > hi;
-      is_inside[i] = keys[i] - lo <= hi - lo;
+      const uint32_t key = KeyOf(keys[i]);
+      is_above[i] = key > hi;
+      is_inside[i] = key - lo <= hi - lo;
     }
     above[m] = PackFlags(is_above);
     inside[m] = PackFlags(is_inside);
@@ -96,48 +109,76 @@ void CompareKeys(const uint32_t* keys, int64_t num_masks, uint32_t lo, uint32_t 
   counts->inside += num_inside;
 }
 
-// The state of a selection. `above` and `inside` are masks of the items above and in the bracket.
-// For a bracket of more than one key, chunk c has its counts.inside candidates from
-// c * kChunkItems on: the keys in the bracket, and where in the chunk they are.
+GRADCOMP_MULTIVERSION
+void CompareKeys(const uint32_t* keys, int64_t num_masks, const Bracket& bracket, uint64_t* above,
+                 uint64_t* inside, Counts* counts) {
+  Compare(keys, num_masks, bracket, above, inside, counts);
+}
+
+GRADCOMP_MULTIVERSION
+void CompareValues(const float* values, int64_t num_masks, const Bracket& bracket, uint64_t* above,
+                   uint64_t* inside, Counts* counts) {
+  Compare(values, num_masks, bracket, above, inside, counts);
+}
+
+// The state of a selection. `above` has a bit for each item above the bracket. The items inside are
+// in `inside`, the same, if the bracket is a single key, and otherwise are their chunk's
+// candidates.
 struct Selection {
   std::unique_ptr<uint64_t[]> above;
   std::unique_ptr<uint64_t[]> inside;
-  std::unique_ptr<uint32_t[]> candidate_keys;
-  std::unique_ptr<uint16_t[]> candidate_items;
-  std::vector<Counts> chunks;
+  std::vector<Counts> counts;                            // of each chunk
+  std::vector<std::unique_ptr<Candidate[]>> candidates;  // of each chunk, counts.inside of them
+  std::atomic<bool> is_out_of_scratch{false};
 
-  int64_t num_chunks() const { return static_cast<int64_t>(chunks.size()); }
+  int64_t num_chunks() const { return static_cast<int64_t>(counts.size()); }
 };
 
 void ScanChunk(const KeyedItems& items, const PendingSum& pending, int64_t chunk,
-               const Bracket& bracket, Selection* selection) {
+               const Bracket& bracket, Candidate* found, Selection* selection) {
   Counts counts;
   const int64_t chunk_begin = chunk * kChunkItems;
   const int64_t chunk_end = std::min(chunk_begin + kChunkItems, items.n);
-  uint32_t* candidate_key = selection->candidate_keys.get() + chunk_begin;
-  uint16_t* candidate_item = selection->candidate_items.get() + chunk_begin;
+  const bool is_one_key = bracket.lo == bracket.hi;
+  Candidate* candidate = found;
   uint32_t keys[kTile];
+  uint64_t tile_inside[kTileMasks];
   for (int64_t first = chunk_begin; first < chunk_end; first += kTile) {
     const int64_t size = std::min(kTile, chunk_end - first);
     const int64_t num_masks = (size + 63) / 64;
-    uint64_t* const inside = selection->inside.get() + first / 64;
+    uint64_t* const inside = is_one_key ? selection->inside.get() + first / 64 : tile_inside;
+    uint64_t* const above = selection->above.get() + first / 64;
     pending.Add(first * items.components, size * items.components);
-    items.Keys(first, size, keys);
-    // Fills up the last mask of all with items that are never selected: none ranks lower, as they
-    // have the smallest key and come last.
-    std::fill(keys + size, keys + num_masks * 64, 0);
-    CompareKeys(keys, num_masks, bracket.lo, bracket.hi, selection->above.get() + first / 64,
-                inside, &counts);
-    if (bracket.lo == bracket.hi) continue;
+    // Whole tiles of real items need no room for their keys.
+    const bool has_values = items.components == 1 && size == kTile;
+    if (has_values) {
+      CompareValues(items.values + first, num_masks, bracket, above, inside, &counts);
+    } else {
+      items.Keys(first, size, keys);
+      // Fills up the last mask of all with items that are never selected: none ranks lower, as they
+      // have the smallest key and come last.
+      std::fill(keys + size, keys + num_masks * 64, 0);
+      CompareKeys(keys, num_masks, bracket, above, inside, &counts);
+    }
+    if (is_one_key) continue;
     for (int64_t m = 0; m < num_masks; ++m) {
       for (uint64_t mask = inside[m]; mask != 0; mask &= mask - 1) {
         const int64_t item = m * 64 + __builtin_ctzll(mask);
-        *candidate_key++ = keys[item];
-        *candidate_item++ = static_cast<uint16_t>(first - chunk_begin + item);
+        *candidate++ = {has_values ? RealKey(items.values[first + item]) : keys[item],
+                        static_cast<uint16_t>(first - chunk_begin + item)};
       }
     }
   }
-  selection->chunks[chunk] = counts;
+  selection->counts[chunk] = counts;
+  if (is_one_key || counts.inside == 0) return;
+  // As many as there are: room for all items would cost more in page faults than the pass.
+  std::unique_ptr<Candidate[]>& kept = selection->candidates[chunk];
+  kept = AllocateScratch<Candidate>(counts.inside);
+  if (!kept) {
+    selection->is_out_of_scratch = true;
+    return;
+  }
+  std::copy(found, candidate, kept.get());
 }
 
 // Scans until the bracket holds the k-th largest key, in three passes at most: after a miss, the
@@ -147,14 +188,20 @@ int64_t ScanUntilBracketed(const KeyedItems& items, PendingSum pending, int64_t 
                            const ParallelFor& parallel_for, Bracket* bracket,
                            Selection* selection) {
   for (int pass = 1;; ++pass) {
+    if (bracket->lo == bracket->hi && !selection->inside) {
+      selection->inside = AllocateScratch<uint64_t>(SelectionWords(items.n));
+      if (!selection->inside) selection->is_out_of_scratch = true;
+    }
+    if (selection->is_out_of_scratch) return 0;
     RunShards(parallel_for, selection->num_chunks(), kScanCycles, [&](int64_t begin, int64_t end) {
+      Candidate found[kChunkItems];
       for (int64_t chunk = begin; chunk < end; ++chunk) {
-        ScanChunk(items, pending, chunk, *bracket, selection);
+        ScanChunk(items, pending, chunk, *bracket, found, selection);
       }
     });
     pending = {};
     int64_t above = 0, inside = 0;
-    for (const Counts& counts : selection->chunks) {
+    for (const Counts& counts : selection->counts) {
       above += counts.above;
       inside += counts.inside;
     }
@@ -177,17 +224,19 @@ int64_t ScanUntilBracketed(const KeyedItems& items, PendingSum pending, int64_t 
 uint32_t Threshold(const Bracket& bracket, int64_t rank, Selection* selection, int64_t* above) {
   *above = 0;
   if (bracket.lo == bracket.hi) {
-    for (Counts& counts : selection->chunks) counts.ties = counts.inside;
+    for (Counts& counts : selection->counts) counts.ties = counts.inside;
     return bracket.lo;
   }
   std::vector<uint32_t> keys;
   for (int64_t chunk = 0; chunk < selection->num_chunks(); ++chunk) {
-    const uint32_t* const candidates = selection->candidate_keys.get() + chunk * kChunkItems;
-    keys.insert(keys.end(), candidates, candidates + selection->chunks[chunk].inside);
+    const Candidate* const candidates = selection->candidates[chunk].get();
+    for (int64_t i = 0; i < selection->counts[chunk].inside; ++i) {
+      keys.push_back(candidates[i].key);
+    }
   }
   const uint32_t threshold = SelectLargest(keys.data(), static_cast<int64_t>(keys.size()), rank);
   const uint32_t* key = keys.data();
-  for (Counts& counts : selection->chunks) {
+  for (Counts& counts : selection->counts) {
     int64_t num_above = 0, num_ties = 0;
     for (int64_t i = 0; i < counts.inside; ++i, ++key) {
       num_above += *key > threshold;
@@ -202,14 +251,14 @@ uint32_t Threshold(const Bracket& bracket, int64_t rank, Selection* selection, i
 // Adds to the items above the bracket those of one chunk that are in it and selected: keys above
 // the threshold, and the first `ties` of those equal to it.
 void ResolveCandidates(uint32_t threshold, int64_t ties, int64_t chunk, Selection* selection) {
-  const uint32_t* const keys = selection->candidate_keys.get() + chunk * kChunkItems;
-  const uint16_t* const chunk_items = selection->candidate_items.get() + chunk * kChunkItems;
+  const Candidate* const candidates = selection->candidates[chunk].get();
   uint64_t* const masks = selection->above.get() + chunk * (kChunkItems / 64);
-  for (int64_t i = 0; i < selection->chunks[chunk].inside; ++i) {
-    const bool is_tie = keys[i] == threshold;
-    const bool is_selected = (keys[i] > threshold) | (is_tie & (ties > 0));
+  for (int64_t i = 0; i < selection->counts[chunk].inside; ++i) {
+    const auto& [key, item] = candidates[i];
+    const bool is_tie = key == threshold;
+    const bool is_selected = (key > threshold) | (is_tie & (ties > 0));
     ties -= is_tie;
-    masks[chunk_items[i] / 64] |= uint64_t{is_selected} << (chunk_items[i] % 64);
+    masks[item / 64] |= uint64_t{is_selected} << (item % 64);
   }
 }
 
@@ -253,18 +302,14 @@ Status TopKSelect(const float* values, const float* residual, int64_t n, int com
   const int64_t num_masks = SelectionWords(n);
   Selection selection;
   selection.above = AllocateScratch<uint64_t>(num_masks);
-  selection.inside = AllocateScratch<uint64_t>(num_masks);
-  selection.candidate_keys = AllocateScratch<uint32_t>(num_chunks * kChunkItems);
-  selection.candidate_items = AllocateScratch<uint16_t>(num_chunks * kChunkItems);
-  if (!selection.above || !selection.inside || !selection.candidate_keys ||
-      !selection.candidate_items) {
-    return OutOfScratch();
-  }
-  selection.chunks.resize(static_cast<size_t>(num_chunks));
+  if (!selection.above) return OutOfScratch();
+  selection.counts.resize(static_cast<size_t>(num_chunks));
+  selection.candidates.resize(static_cast<size_t>(num_chunks));
 
   Bracket bracket = SampleBracket(items, pending, k, parallel_for);
   const int64_t above_bracket =
       ScanUntilBracketed(items, pending, k, parallel_for, &bracket, &selection);
+  if (selection.is_out_of_scratch) return OutOfScratch();
   int64_t above_threshold = 0;
   const uint32_t threshold = Threshold(bracket, k - above_bracket, &selection, &above_threshold);
 
@@ -273,7 +318,7 @@ Status TopKSelect(const float* values, const float* residual, int64_t n, int com
   int64_t ties_left = k - above_bracket - above_threshold;
   for (int64_t chunk = 0; chunk < num_chunks; ++chunk) {
     ties[chunk] = ties_left;
-    ties_left = std::max<int64_t>(0, ties_left - selection.chunks[chunk].ties);
+    ties_left = std::max<int64_t>(0, ties_left - selection.counts[chunk].ties);
   }
   RunShards(parallel_for, num_chunks, kResolveCycles, [&](int64_t begin, int64_t end) {
     for (int64_t chunk = begin; chunk < end; ++chunk) {

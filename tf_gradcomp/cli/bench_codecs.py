@@ -35,6 +35,7 @@ BASELINE = "python-baseline"
 _DEFAULT_SPECS = ("fft:density=0.15,bits=10", "identity")
 _MAX_ELEMENTS = 1 << 30
 _WARM_UP_ROUNDS = 5  # the residual, too, needs some steps to reach its usual size
+_ENOUGH_SECONDS = 20.0
 _SEED = 2018
 _REFUSED = 2  # exit code, as argparse's
 
@@ -48,7 +49,7 @@ Times what one worker does around the exchange of a bucket of float32 gradient e
 and the same job as the default FFT codec's written with tf.signal.rfft, tf.math.top_k and
 tf.gather ("python-baseline"). Views see a matrix of 1,024 columns, and view=auto is timed along
 them. All take turns in one run; in its turn each runs twice, and the second run counts. The times
-are medians. On CPU."""
+are medians; what has taken 20 seconds is not repeated. On CPU."""
 
 
 class _Refusal(Exception):
@@ -296,18 +297,22 @@ def median_ms(
     In its turn an action runs twice, and the second run counts: all then find their data in the
     caches as far as these reach, as in a loop of their own, and not what the one before them
     left. A copy of 16 MB takes twice as long otherwise. TensorFlow's eager calls on CPU return
-    when they are done.
+    when they are done. An action that has taken long enough sits out the other rounds.
     """
     seconds: dict[tuple[str, str], list[float]] = {name: [] for name in actions}
-    for number in range(_WARM_UP_ROUNDS + repeats):
+    for _ in range(_WARM_UP_ROUNDS + repeats):
         for name, action in actions.items():
+            if sum(seconds[name]) > _ENOUGH_SECONDS / 2:
+                continue
             action()
             start = time.perf_counter()
             action()
-            elapsed = time.perf_counter() - start
-            if number >= _WARM_UP_ROUNDS:
-                seconds[name].append(elapsed)
-    return {name: 1e3 * statistics.median(values) for name, values in seconds.items()}
+            seconds[name].append(time.perf_counter() - start)
+
+    def median(values: list[float]) -> float:
+        return statistics.median(values[_WARM_UP_ROUNDS:] or values[-1:])
+
+    return {name: 1e3 * median(values) for name, values in seconds.items()}
 
 
 def _print_table(results: Sequence[Result]) -> None:
