@@ -40,6 +40,7 @@ _DEFAULT_CUDA_ARCHS = ["70", "75", "80", "86", "89", "90"]
 # sources as this it pays to compile them beforehand.
 _TF_HEADERS = ("op.h", "op_kernel.h", "shape_inference.h")
 _MANY_SOURCES = 8
+_SCRATCH_PREFIX = "headers-"
 
 _TF_FLAGS_PROGRAM = (
     "import json, tensorflow as tf; "
@@ -289,9 +290,11 @@ def _dependencies(obj: Path) -> list[str]:
 
 
 def _compile_all(units: list[Unit], root: Path, cache: Path, jobs: int) -> None:
+    for left_over in cache.glob(f"{_SCRATCH_PREFIX}*"):  # by a build that was killed
+        shutil.rmtree(left_over, ignore_errors=True)
     with_tensorflow = [unit for unit in units if unit.includes_tensorflow]
     with (
-        tempfile.TemporaryDirectory(dir=cache) as scratch,
+        tempfile.TemporaryDirectory(dir=cache, prefix=_SCRATCH_PREFIX) as scratch,
         ThreadPoolExecutor(max(1, jobs)) as pool,
     ):
         headers: Future[list[str]] | None = None
@@ -316,7 +319,8 @@ def _precompile_headers(unit: Unit, root: Path, scratch: Path) -> list[str]:
     header.write_text("".join(f"#include <tensorflow/core/framework/{h}>\n" for h in _TF_HEADERS))
     flags = unit.command[: unit.command.index("-c")]
     _run([*flags, "-x", "c++-header", str(header), "-o", f"{header}.gch"], root)
-    return ["-isystem", str(scratch), "-include", header.name]
+    # GCC would read the headers themselves without a word if the result did not fit.
+    return ["-isystem", str(scratch), "-include", header.name, "-Werror=invalid-pch"]
 
 
 def _compile(unit: Unit, root: Path, extra_flags: list[str]) -> None:

@@ -147,3 +147,8 @@ def test_registered_codecs_have_working_defaults():
         codec = registry.build(name, {})
         size = [(100, 1000)] if isinstance(codec, base.LowRank) else 100_000
         assert codec.num_words(size) > 0
+
+
+def test_codec_none_has_nothing_to_build():
+    with pytest.raises(ValueError, match="nothing to build"):
+        Compression.from_spec("none").build()

@@ -95,7 +95,7 @@ def cgx(bits: int = 4, block: int = 512) -> Compression:
 
 
 def gcomp(bits: float = 10.5) -> Compression:
-    """GComp: Huffman-coded exponents and mantissas cut by rank, here at a fixed rate.
+    """GComp: Huffman-coded exponents and mantissas cut by magnitude, here at a fixed rate.
 
     Args:
       bits: bits of a value on average, a multiple of 1/8 from 3 to 24. The default saves as much

@@ -51,8 +51,8 @@ Status EntropyEncode(const float* values, const float* residual, int64_t count,
 //   decoded  [num_workers, count], or with `sum` [count]: the float32 sum in the order of the
 //            workers, starting from +0. Must not overlap `words`.
 //
-// Errors: InvalidArgument if the sizes do not fit together, or for a block whose header, codes or
-// sizes of streams no encoder writes, ResourceExhausted without memory for 34 KiB a worker and 8
+// Errors: InvalidArgument if the sizes do not fit together, or for a block that FORMAT.md
+// says is refused, ResourceExhausted without memory for 34 KiB a worker and 8
 // bytes for each 4096 of its values; nothing has been written then. The same bits for any
 // `parallel_for`. Thread-safe.
 Status EntropyDecode(const uint32_t* words, int64_t num_workers, int64_t words_per_worker,

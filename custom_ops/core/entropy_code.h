@@ -64,8 +64,8 @@ inline int64_t EntropyStreamsAt(int64_t code_words, int64_t num_streams) {
 // Writes the num_words() words of a code.
 void WriteEntropyCode(const EntropyCode& code, uint32_t* words);
 
-// Reads a code with this step from the first of `num_words` words. InvalidArgument for one that no
-// encoder writes.
+// Reads a code with this step from the first of `num_words` words. InvalidArgument for one that
+// FORMAT.md says is refused.
 Status ReadEntropyCode(const uint32_t* words, int64_t num_words, const EntropyStep& step,
                        EntropyCode* code);
 

@@ -32,7 +32,8 @@ namespace gradcomp {
 //
 // Errors: InvalidArgument for arguments outside these limits, ResourceExhausted if there is no
 // memory for scratch space (1/8 byte an item as a rule, up to 12 where the sample says nothing; 4
-// more for wide ones). The same bits for any `parallel_for`. Thread-safe.
+// more for wide ones). The same bits for any `parallel_for`, but for those of a NaN that is the sum
+// of two. Thread-safe.
 Status TopKSelect(const float* values, const float* residual, int64_t n, int components,
                   int64_t row_length, int64_t k, const ParallelFor& parallel_for,
                   uint32_t* positions, float* kept, float* sum);

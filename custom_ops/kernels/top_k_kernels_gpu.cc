@@ -11,7 +11,6 @@ namespace {
 using ::tensorflow::OpKernel;
 using ::tensorflow::OpKernelConstruction;
 using ::tensorflow::OpKernelContext;
-using ::tensorflow::Tensor;
 
 class TopKSelectGpuOp : public OpKernel {
  public:
@@ -20,25 +19,22 @@ class TopKSelectGpuOp : public OpKernel {
   }
 
   void Compute(OpKernelContext* context) override {
-    const Tensor& values = context->input(0);
-    int components = 0;
-    OP_REQUIRES_OK(context, ItemComponents(values, "values", 1, &components));
-    OP_REQUIRES_OK(context, RefuseWide(this, components));
-    const int64_t n = values.dim_size(0);
-    OP_REQUIRES_OK(context, CheckSizeForGpu(n));
-    OP_REQUIRES(context, row_length_ == 0 || (components == 2 && n % (row_length_ / 2 + 1) == 0),
-                absl::InvalidArgumentError("row_length " + std::to_string(row_length_) +
-                                           " needs complex items, a multiple of " +
-                                           std::to_string(row_length_ / 2 + 1) +
-                                           " of them; got shape " + values.shape().DebugString()));
     SelectionIo io;
     OP_REQUIRES_OK(context, PrepareSelection(context, 1, "count", false, &io));
+    OP_REQUIRES_OK(context, RefuseWide(this, io.components));
+    OP_REQUIRES_OK(context, CheckSizeForGpu(io.n));
+    OP_REQUIRES(
+        context, row_length_ == 0 || (io.components == 2 && io.n % (row_length_ / 2 + 1) == 0),
+        absl::InvalidArgumentError("row_length " + std::to_string(row_length_) +
+                                   " needs complex items, a multiple of " +
+                                   std::to_string(row_length_ / 2 + 1) + " of them; got shape " +
+                                   context->input(0).shape().DebugString()));
     Workspace workspace;
-    OP_REQUIRES_OK(context, workspace.Allocate(context, cuda::TopKSelectWorkspaceBytes(n)));
-    OP_REQUIRES_OK(context,
-                   ToTensorFlowStatus(cuda::LaunchTopKSelect(
-                       io.values, io.residual, n, components, row_length_, io.k, workspace.data(),
-                       workspace.bytes(), StreamOf(context), io.positions, io.kept, io.sum)));
+    OP_REQUIRES_OK(context, workspace.Allocate(context, cuda::TopKSelectWorkspaceBytes(io.n)));
+    OP_REQUIRES_OK(context, ToTensorFlowStatus(cuda::LaunchTopKSelect(
+                                io.values, io.residual, io.n, io.components, row_length_, io.k,
+                                workspace.data(), workspace.bytes(), StreamOf(context),
+                                io.positions, io.kept, io.sum)));
   }
 
  private:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tf_gradcomp.codecs import base, registry, threshold, top_k
+from tf_gradcomp.codecs import base, entropy, registry, threshold, top_k
 from tf_gradcomp.compression import Compression
 
 PROGRAM = Path(__file__).parents[1] / "support" / "encode_memory.py"
@@ -36,8 +36,10 @@ SPECS = [
 
 # For the stacks of threads, the sample of a threshold and what else does not grow with the bucket.
 FIXED_BYTES = 2 << 20
-# Of the bucket: keys of the items that may be among the largest.
-TOP_K_SCRATCH = 0.35
+# Of the bucket: a bit an item, and keys of those that may be among the largest.
+TOP_K_SCRATCH = 0.06
+# Of the bucket: half a byte a value, for the parts from which the payload is put together.
+ENTROPY_SCRATCH = 0.13
 # Of the bucket: TensorFlow's transform of a single row copies it, and has a table as large.
 WHOLE_ROW_SCRATCH = 2.0
 # Of the bucket: what is sent of it, until it becomes the new residual, and which values are finite.
@@ -52,14 +54,16 @@ def bound(spec):
     share = 0.0
     if codec.sparsifier is not None:
         share = 2 * codec.density(codec.transform.layout(NUM_ELEMENTS))
-    if isinstance(codec.sparsifier, (top_k.TopK, threshold.Threshold)):
+    chunked = isinstance(codec.sparsifier, top_k.ChunkedTopK) and codec.sparsifier.chunk
+    if isinstance(codec.sparsifier, (top_k.TopK, threshold.Threshold)) and not chunked:
         share += TOP_K_SCRATCH  # for a fixed threshold, as more items may reach it than fit
+    if isinstance(codec.quantizer, entropy.EntropyFloat):
+        share += ENTROPY_SCRATCH
     if "chunk=none" in spec:
         share += WHOLE_ROW_SCRATCH
     return FIXED_BYTES + share * BUCKET_BYTES
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(
     not os.access("/proc/self/clear_refs", os.W_OK),
     reason="this system does not say how much memory a process had at most",

@@ -15,18 +15,12 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import own_network
 import pytest
 import vision
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "examples" / "vision.py"
-
-# A network and a /sys of the process' own; "$@" is the command that follows.
-OWN_NETWORK = (
-    *("unshare", "--map-root-user", "--net", "--mount", "sh", "-c"),
-    'mount -t sysfs none /sys && ip link set lo up && exec "$@"',
-    "sh",
-)
 
 NUM_TRAIN, NUM_TEST = 2560, 330
 STEPS = NUM_TRAIN // 128
@@ -70,21 +64,12 @@ def images(tmp_path, rng):
 
 
 @functools.cache
-def prefix():
-    """The command that gives another one a network of its own, or nothing."""
-    try:
-        usable = not subprocess.run([*OWN_NETWORK, "true"], capture_output=True).returncode
-    except FileNotFoundError:
-        usable = False
-    return OWN_NETWORK if usable else ()
-
-
 def run(*command, timeout=400):
     environment = {key: value for key, value in os.environ.items() if key != "TF_CONFIG"}
     paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     return subprocess.run(
-        [*prefix(), sys.executable, *map(str, command)],
+        [*own_network.prefix(), sys.executable, *map(str, command)],
         env=environment,
         capture_output=True,
         text=True,

@@ -106,6 +106,27 @@ def test_selects_from_the_sum_with_a_residual(components, capacity, rng):
     np.testing.assert_array_equal(kept, expected_kept)
 
 
+def test_memory_that_something_else_needs_is_not_taken():
+    variable = tf.Variable(tf.ones([5000]))
+
+    @tf.function
+    def select(values):
+        doubled = 2.0 * values
+        total = threshold.threshold_select_sum(doubled, variable.read_value(), 9.0, 9)[2]
+        return total, doubled + 0.0
+
+    total, doubled = select(tf.range(5000.0))
+    np.testing.assert_array_equal(total, 2 * np.arange(5000.0) + 1)
+    np.testing.assert_array_equal(doubled, 2 * np.arange(5000.0))
+    np.testing.assert_array_equal(variable, np.ones(5000))
+
+
+@pytest.mark.parametrize("shape", [(4,), (5, 2), ()])
+def test_a_residual_of_another_shape_is_refused(shape):
+    with pytest.raises(BAD_ARGUMENT):
+        threshold.threshold_select_sum(tf.zeros([5]), tf.zeros(shape), 1.0, 1)
+
+
 def test_nothing_reaches_it(rng):
     for components in ((), (2,)):
         items = sample("gauss", (70_000, *components), rng)

@@ -22,7 +22,8 @@ def assert_selects_as_oracle(items: np.ndarray, chunk: int, density: float) -> N
     """Through the sparsifier, so that its formula for the counts is tested as well."""
     sparsifier = ChunkedTopK(density, chunk)
     layout = base.Layout(items.size)
-    words, kept = sparsifier.select(tf.constant(items), layout, DRAW, repaid=True)
+    words, kept, total = sparsifier.select(tf.constant(items), None, layout, DRAW)
+    np.testing.assert_array_equal(total.numpy().view(np.uint32), items.view(np.uint32))
     expected_words, expected_kept = top_k_reference.encode_chunked(items, chunk, density)
     np.testing.assert_array_equal(words.numpy().view(np.uint32), expected_words)
     np.testing.assert_array_equal(kept.numpy().view(np.uint32), expected_kept.view(np.uint32))

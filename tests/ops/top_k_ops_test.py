@@ -95,7 +95,7 @@ def test_selects_from_the_sum_with_a_residual(components, kind, rng):
     np.testing.assert_array_equal(kept, expected_kept)
 
 
-def test_sum_takes_memory_that_nothing_else_needs():
+def test_memory_that_something_else_needs_is_not_taken():
     variable = tf.Variable(tf.ones([5000]))
 
     @tf.function

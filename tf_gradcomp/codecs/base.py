@@ -213,8 +213,8 @@ class Sparsifier(abc.ABC):
         """
 
     @abc.abstractmethod
-    def replace(self, coefficients: tf.Tensor, positions: tf.Tensor, kept: tf.Tensor) -> tf.Tensor:
-        """Returns the coefficients with the items at ``positions`` replaced by ``kept``."""
+    def replace(self, total: tf.Tensor, positions: tf.Tensor, kept: tf.Tensor) -> tf.Tensor:
+        """Returns ``total`` with the items at ``positions`` replaced by ``kept``."""
 
     @abc.abstractmethod
     def sum(self, positions: tf.Tensor, kept: tf.Tensor, layout: Layout, draw: Draw) -> tf.Tensor:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Near-lossless entropy coding: Huffman-coded exponents, mantissas cut by rank, at a fixed rate.
+"""Near-lossless entropy coding at a fixed rate: Huffman-coded exponents, mantissas cut to a step.
 
 Source: "Near-Lossless Gradient Compression" (GComp), SoCC 2024. How the mantissas are cut is this
 project's own: see docs/methods/entropy.md.

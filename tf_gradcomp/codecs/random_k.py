@@ -73,8 +73,8 @@ class RandomK(base.Sparsifier):
             sent = tf.concat([draw.step[tf.newaxis], positions], axis=0)
         return base.Selected(sent, kept, total)
 
-    def replace(self, coefficients: tf.Tensor, positions: tf.Tensor, kept: tf.Tensor) -> tf.Tensor:
-        return positions_ops.positions_replace(coefficients, positions[1:], kept)
+    def replace(self, total: tf.Tensor, positions: tf.Tensor, kept: tf.Tensor) -> tf.Tensor:
+        return positions_ops.positions_replace(total, positions[1:], kept)
 
     def sum(
         self, positions: tf.Tensor, kept: tf.Tensor, layout: base.Layout, draw: base.Draw

@@ -46,7 +46,11 @@ class _Threshold(base.Sparsifier):
         layout: base.Layout,
         draw: base.Draw,
     ) -> tf.Tensor:
-        """Returns the threshold for ``coefficients + residual``, a float32 scalar >= 0."""
+        """Returns the threshold for ``coefficients + residual``, a float32 scalar >= 0.
+
+        Unless it can do without the sum of all, a class is a ``_ThresholdOfTotal``, and then
+        there is no residual.
+        """
 
     def num_words(self, layout: base.Layout) -> int:
         return positions_ops.num_words(layout.num_items, self.num_kept(layout), counted=True)
@@ -69,8 +73,8 @@ class _Threshold(base.Sparsifier):
             )
         )
 
-    def replace(self, coefficients: tf.Tensor, positions: tf.Tensor, kept: tf.Tensor) -> tf.Tensor:
-        return positions_ops.positions_replace(coefficients, positions, kept, counted=True)
+    def replace(self, total: tf.Tensor, positions: tf.Tensor, kept: tf.Tensor) -> tf.Tensor:
+        return positions_ops.positions_replace(total, positions, kept, counted=True)
 
     def sum(
         self, positions: tf.Tensor, kept: tf.Tensor, layout: base.Layout, draw: base.Draw

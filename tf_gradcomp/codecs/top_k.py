@@ -58,8 +58,8 @@ class TopK(base.Sparsifier):
             *top_k_ops.top_k_select_sum(coefficients, residual, num_kept, row_length)
         )
 
-    def replace(self, coefficients: tf.Tensor, positions: tf.Tensor, kept: tf.Tensor) -> tf.Tensor:
-        return positions_ops.positions_replace(coefficients, positions, kept)
+    def replace(self, total: tf.Tensor, positions: tf.Tensor, kept: tf.Tensor) -> tf.Tensor:
+        return positions_ops.positions_replace(total, positions, kept)
 
     def sum(
         self, positions: tf.Tensor, kept: tf.Tensor, layout: base.Layout, draw: base.Draw
