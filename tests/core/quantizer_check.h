@@ -159,7 +159,6 @@ inline void ForSamples(
   }
   for (uint32_t bits : {0x7f800000u, 0xff800000u, 0x7fc00000u, 0xffffffffu, 0x7f800001u}) {
     for (size_t place : {0, 37, 8999}) {
-      if (place != 37 && bits != 0x7f800000u) continue;
       CurrentCase() = "pattern " + std::to_string(bits) + " at " + std::to_string(place);
       std::vector<float> bad(9000, -0.5f);
       bad[place] = FloatWith(bits);
