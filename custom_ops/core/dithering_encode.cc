@@ -8,12 +8,16 @@
 #include "dithering_block.h"
 #include "dithering_math.h"
 #include "multiversion.h"
+#include "prefetch.h"
 #include "scratch.h"
+#include "stream_store.h"
 
 namespace gradcomp {
 namespace {
 
-constexpr int64_t kEncodeCycles = 3;           // a value
+constexpr int64_t kEncodeCycles = 3;  // a value
+// Values ahead: the next block of the default size is fetched while this one is coded.
+constexpr int64_t kPrefetchBlock = 4096;
 constexpr uint32_t kNormStream = 0x80000000u;  // flips the stream of the norms' random numbers
 
 template <bool kStandard>
@@ -32,25 +36,29 @@ GRADCOMP_ALWAYS_INLINE void EncodeTile(const float* x, int64_t count, const uint
 GRADCOMP_MULTIVERSION
 void EncodeRun(const float* values, const float* residual, int64_t first, int64_t count,
                const RandomKey& key, bool standard, const DitheringScale& scale_in, int num_bits,
-               uint32_t* words, float* error) {
+               bool streamed, uint32_t* words, float* error) {
   const DitheringScale scale = scale_in;  // a local copy cannot alias the outputs
   alignas(64) float x[kDitheringTile];
   alignas(64) uint32_t random[kDitheringTile];
   alignas(64) uint32_t codes[kDitheringTile];
+  alignas(64) float lost[kDitheringTile];
   for (int64_t begin = 0; begin < count; begin += kDitheringTile) {
     const int64_t size = std::min(kDitheringTile, count - begin);
+    PrefetchAhead(values + begin, size, kPrefetchBlock);
     if (residual != nullptr) {
+      PrefetchAhead(residual + begin, size, kPrefetchBlock);
       for (int64_t i = 0; i < size; ++i) x[i] = values[begin + i] + residual[begin + i];
     } else {
       for (int64_t i = 0; i < size; ++i) x[i] = values[begin + i];
     }
     RandomWords(key, first + begin, size, random);
-    float* const tile_error = error == nullptr ? nullptr : error + begin;
+    float* const tile_error = error == nullptr ? nullptr : lost;
     if (standard) {
       EncodeTile<true>(x, size, random, scale, codes, tile_error);
     } else {
       EncodeTile<false>(x, size, random, scale, codes, tile_error);
     }
+    if (error != nullptr) StoreTile(lost, size, streamed, error + begin);
     PackTile(num_bits, codes, size, words + PackedWords(begin, num_bits));
   }
 }
@@ -95,7 +103,7 @@ class Encoder {
     const DitheringScale scale =
         MakeDitheringScale(params_.standard, params_.levels, layout_.num_bits, norm, sent);
     EncodeRun(values_ + first, residual_ == nullptr ? nullptr : residual_ + first, first, size,
-              key_, params_.standard, scale, layout_.num_bits,
+              key_, params_.standard, scale, layout_.num_bits, IsStreamed(error_, count_),
               block_.codes + PackedWords(first, layout_.num_bits),
               error_ == nullptr ? nullptr : error_ + first);
   }

@@ -3,19 +3,23 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstring>
 #include <memory>
 #include <string>
 
+#include "key_masks.h"
 #include "multiversion.h"
 #include "one_bit_math.h"
 #include "one_bit_segment.h"
 #include "scratch.h"
+#include "stream_store.h"
 
 namespace gradcomp {
 namespace {
 
 constexpr int64_t kLanes = 16;        // partial sums of a segment; FORMAT.md fixes this number
 constexpr int64_t kEncodeCycles = 3;  // a value
+constexpr int64_t kErrorTile = 256;   // errors computed at a time
 // Blocks up to this many segments are finished while they are in cache; the rest is read twice.
 constexpr int64_t kMaxFusedSegments = 16;
 
@@ -113,14 +117,13 @@ void EncodeSegment(const float* values, const float* residual, int64_t count,
     smallest = std::min(smallest, magnitude);
   }
   const int64_t groups = CeilDiv(count, kOneBitGroup);
-  for (int64_t i = count; i < groups * kOneBitGroup; ++i) x[i] = 0.0f;
+  const int64_t num_masks = CeilDiv(count, 64);
+  for (int64_t i = count; i < 64 * num_masks; ++i) x[i] = 0.0f;
   const int64_t num_flag_words = CeilDiv(groups, 32);
   for (int64_t i = 0; i < num_flag_words; ++i) words.flags[i] = words.spares[i] = 0;
-  for (int64_t group = 0; group < groups; ++group) {
-    uint32_t bits[kOneBitGroup];
-    for (int64_t i = 0; i < kOneBitGroup; ++i) bits[i] = BitsOf(x[group * kOneBitGroup + i]);
-    words.signs[group] = GatherTopBits(bits);
-  }
+  uint64_t signs[kOneBitSegment / 64];
+  MaskSigns(x, num_masks, signs);
+  std::memcpy(words.signs, signs, sizeof(uint32_t) * static_cast<size_t>(groups));
   segment->sum = SumMagnitudes(x, groups * kOneBitGroup);
   segment->has_non_finite = largest >= kInfinityBits;
   segment->has_zeros = smallest == 0;
@@ -131,18 +134,25 @@ void EncodeSegment(const float* values, const float* residual, int64_t count,
 // Writes x minus what the segment decodes to.
 GRADCOMP_MULTIVERSION
 void SegmentError(const float* values, const float* residual, int64_t count,
-                  const SegmentWords& words, bool has_zeros, float scale, float* error) {
-  float x[kOneBitSegment];
-  LoadSegment(values, residual, count, x);
+                  const SegmentWords& words, bool has_zeros, float scale, bool streamed,
+                  float* error) {
+  float decoded[kOneBitSegment];
   if (has_zeros) {
-    float decoded[kOneBitSegment];
     OneBitDecodeSegment(words.flags, words.signs, words.spares, count, scale, false, decoded);
-    for (int64_t i = 0; i < count; ++i) error[i] = x[i] - decoded[i];
-    return;
   }
   const uint32_t scale_bits = BitsOf(scale);
-  for (int64_t i = 0; i < count; ++i) {
-    error[i] = x[i] - FloatOf(scale_bits | (BitsOf(x[i]) & kSignBit));
+  for (int64_t begin = 0; begin < count; begin += kErrorTile) {
+    const int64_t size = std::min(kErrorTile, count - begin);
+    float x[kErrorTile], lost[kErrorTile];
+    LoadSegment(values + begin, residual == nullptr ? nullptr : residual + begin, size, x);
+    if (has_zeros) {
+      for (int64_t i = 0; i < size; ++i) lost[i] = x[i] - decoded[begin + i];
+    } else {
+      for (int64_t i = 0; i < size; ++i) {
+        lost[i] = x[i] - FloatOf(scale_bits | (BitsOf(x[i]) & kSignBit));
+      }
+    }
+    StoreTile(lost, size, streamed, error + begin);
   }
 }
 
@@ -165,6 +175,7 @@ Status OneBitEncode(const float* values, const float* residual, int64_t count,
   const std::unique_ptr<Segment[]> segments = AllocateScratch<Segment>(num_segments);
   if (segments == nullptr) return OutOfScratch();
   std::atomic<bool> has_non_finite{false};
+  const bool streamed = IsStreamed(error, count);
 
   const auto words_of = [&](int64_t segment) {
     return SegmentWords{words + layout.flags() + segment * kOneBitSegmentFlags,
@@ -190,7 +201,7 @@ Status OneBitEncode(const float* values, const float* residual, int64_t count,
     const int64_t first = segment * kOneBitSegment;
     SegmentError(values + first, residual == nullptr ? nullptr : residual + first,
                  std::min(kOneBitSegment, count - first), words_of(segment),
-                 segments[segment].has_zeros, scale, error + first);
+                 segments[segment].has_zeros, scale, streamed, error + first);
   };
 
   const int64_t block =

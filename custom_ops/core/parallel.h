@@ -11,6 +11,7 @@
 #include <functional>
 
 #include "fp_environment.h"
+#include "stream_store.h"
 
 namespace gradcomp {
 
@@ -26,13 +27,15 @@ inline void SerialFor(int64_t total, int64_t /*cost_per_unit*/, const ShardFn& f
   if (total > 0) fn(0, total);
 }
 
-// `parallel_for` with every range in IEEE mode. All core code goes through this one.
+// `parallel_for` with every range in IEEE mode, and what it stored visible to all when it ends. All
+// core code goes through this one.
 inline void RunShards(const ParallelFor& parallel_for, int64_t total, int64_t cost_per_unit,
                       const ShardFn& fn) {
   if (total <= 0) return;
   parallel_for(total, cost_per_unit, [&fn](int64_t begin, int64_t end) {
     const ScopedIeeeMode ieee_mode;
     fn(begin, end);
+    FenceStreamedStores();
   });
 }
 

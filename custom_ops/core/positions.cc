@@ -8,6 +8,7 @@
 #include <memory>
 #include <string>
 
+#include "bit_list.h"
 #include "item_shape.h"
 #include "positions_bits.h"
 #include "positions_blocks.h"
@@ -18,19 +19,23 @@
 namespace gradcomp {
 namespace {
 
-// Copies the selected items begin .. end-1 to `kept`, unless they are wide (kComponents 0), and
+// Copies the selected items begin .. end-1 to `kept`, unless kComponents is 0, and
 // calls `write(item)` for each. The first is number j of those kept; `begin` is a multiple of 64.
 template <int kComponents, typename Write>
 void GatherItems(const uint64_t* selected, const float* values, int64_t begin, int64_t end,
                  int64_t j, float* kept, const Write& write) {
-  for (int64_t m = begin / 64; m < (end + 63) / 64; ++m) {
-    for (uint64_t mask = selected[m]; mask != 0; mask &= mask - 1, ++j) {
-      const int64_t item = m * 64 + __builtin_ctzll(mask);
+  uint16_t bits[kBitListRoom];
+  const int64_t last_mask = (end + 63) / 64;
+  for (int64_t m = begin / 64; m < last_mask; m += kListedMasks) {
+    const int64_t count = ListBits(selected + m, std::min(kListedMasks, last_mask - m), bits);
+    for (int64_t i = 0; i < count; ++i) {
+      const int64_t item = m * 64 + bits[i];
       if constexpr (kComponents > 0) {
-        CopyItem<kComponents>(values + item * kComponents, kept + j * kComponents);
+        CopyItem<kComponents>(values + item * kComponents, kept + (j + i) * kComponents);
       }
       write(item);
     }
+    j += count;
   }
 }
 
@@ -74,7 +79,7 @@ Status PositionsGather(const uint64_t* selected, const float* values, int64_t n,
     return Status::InvalidArgument("selection has " + std::to_string(found) + " items, expected " +
                                    (counted ? "at most " : "") + std::to_string(k));
   }
-  if (IsWide(components)) {
+  if (values != nullptr && IsWide(components)) {
     status = GatherWide(selected, values, n, components, found, parallel_for, kept);
     if (!status.ok()) return status;
   }
@@ -85,7 +90,9 @@ Status PositionsGather(const uint64_t* selected, const float* values, int64_t n,
   RunShards(parallel_for, chunks, kPositionsMoveCycles, [&](int64_t begin, int64_t end) {
     const int64_t first = begin * kPositionsChunkItems;
     const int64_t last = std::min(end * kPositionsChunkItems, n);
-    if (components == 1) {
+    if (values == nullptr) {
+      GatherShard<0>(selected, values, n, k, first, last, offsets[begin], block, kept);
+    } else if (components == 1) {
       GatherShard<1>(selected, values, n, k, first, last, offsets[begin], block, kept);
     } else if (components == 2) {
       GatherShard<2>(selected, values, n, k, first, last, offsets[begin], block, kept);

@@ -73,9 +73,10 @@ inline int64_t SelectionWords(int64_t n) { return CeilDiv(n, 64); }
 // Writes the block of a selection, and the items it keeps.
 //
 //   selected   [SelectionWords(n)] exactly k bits set (at most k if counted), none from n on.
-//   values     [n, components]
+//   values     [n, components], or null if the caller has the kept items elsewhere.
 //   positions  [PositionsNumWords(n, k, counted)], every word is written.
-//   kept       [k, components], every float is written.
+//   kept       [k, components], every float is written; without values, only those of a counted
+//              block for which there are no items.
 //
 // Errors: InvalidArgument for a wrong number of set bits, or a counted k above
 // kPositionsMaxCapacity; ResourceExhausted without memory for a byte for every 1024 items. Nothing

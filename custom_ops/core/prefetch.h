@@ -12,14 +12,15 @@
 
 namespace gradcomp {
 
-// How far ahead of the pass, in floats: 2 KiB.
+// How far ahead of a single pass, in floats: 2 KiB.
 constexpr int64_t kPrefetchDistance = 512;
 
-// Prefetches the `count` floats kPrefetchDistance after `position`. They need not exist.
-GRADCOMP_ALWAYS_INLINE void PrefetchAhead(const float* position, int64_t count) {
+// Prefetches the `count` floats `distance` after `position`. They need not exist.
+GRADCOMP_ALWAYS_INLINE void PrefetchAhead(const float* position, int64_t count,
+                                          int64_t distance = kPrefetchDistance) {
 #if defined(__GNUC__)
   constexpr int64_t kLineFloats = 16;
-  const uintptr_t ahead = reinterpret_cast<uintptr_t>(position) + sizeof(float) * kPrefetchDistance;
+  const uintptr_t ahead = reinterpret_cast<uintptr_t>(position) + sizeof(float) * distance;
   for (int64_t i = 0; i < count; i += kLineFloats) {
     __builtin_prefetch(reinterpret_cast<const void*>(ahead + sizeof(float) * i));
   }

@@ -10,6 +10,7 @@
 #include <string>
 
 #include "fp_environment.h"
+#include "marked_items.h"
 #include "positions.h"
 #include "random_k.h"
 #include "scratch.h"
@@ -19,11 +20,8 @@
 namespace gradcomp {
 namespace {
 
-// Items in a unit of parallel work: a multiple of 64.
-constexpr int64_t kChunkItems = 8192;
-// Items drawn, or added and compared, at a time.
+// Items drawn at a time.
 constexpr int64_t kTile = 1024;
-constexpr int64_t kScanCycles = kChunkItems * 2;
 constexpr int64_t kSampleCycles = 40;
 
 uint32_t ThresholdKey(float threshold, int components) {
@@ -52,9 +50,8 @@ Status ThresholdSelect(const float* values, const float* residual, int64_t n, in
                        const ParallelFor& parallel_for, uint32_t* positions, float* kept,
                        float* sum) {
   const ScopedIeeeMode ieee_mode;
-  PendingSum pending;
-  if (residual != nullptr) pending = {values, residual, sum};
-  KeyedItems items = {residual != nullptr ? sum : values, n, components, row_length};
+  PendingSum pending(values, residual, sum, n * components);
+  KeyedItems items = {pending.total(), n, components, row_length};
   if (Status status = items.Validate(); !status.ok()) return status;
   if (!(threshold >= 0.0f)) {
     return Status::InvalidArgument("threshold must be at least 0, got " +
@@ -70,24 +67,28 @@ Status ThresholdSelect(const float* values, const float* residual, int64_t n, in
                                    std::to_string(capacity));
   }
   if (Status status = items.ComputeWideKeys(&pending, parallel_for); !status.ok()) return status;
-  const std::unique_ptr<uint64_t[]> selected = AllocateScratch<uint64_t>(SelectionWords(n));
-  if (!selected) return OutOfScratch();
-  const uint32_t threshold_key = ThresholdKey(threshold, components);
-  const int64_t num_chunks = (n + kChunkItems - 1) / kChunkItems;
-  std::atomic<int64_t> found{0};
-  RunShards(parallel_for, num_chunks, kScanCycles, [&](int64_t begin, int64_t end) {
-    const int64_t last = std::min(end * kChunkItems, n);
-    int64_t count = 0;
-    for (int64_t first = begin * kChunkItems; first < last; first += kTile) {
-      const int64_t size = std::min(kTile, last - first);
-      pending.Add(first * components, size * components);
-      count += MarkReached(items, first, first + size, threshold_key, selected.get() + first / 64);
+  int64_t found = 0;
+  {
+    MarkedItems marked(items);
+    if (Status status = marked.Init(); !status.ok()) return status;
+    const uint32_t threshold_key = ThresholdKey(threshold, components);
+    std::atomic<int64_t> num_marked{0};
+    std::atomic<bool> has_memory{true};
+    RunShards(parallel_for, marked.num_chunks(), MarkedItems::kScanCycles,
+              [&](int64_t begin, int64_t end) {
+                for (int64_t chunk = begin; chunk < end; ++chunk) {
+                  // Beyond the capacity, what remains is to add up the rest.
+                  const bool fits = num_marked.load(std::memory_order_relaxed) <= capacity;
+                  const uint32_t bound = fits ? threshold_key : kMaxEnergyKey + 1;
+                  if (!marked.Mark(pending, chunk, bound)) has_memory = false;
+                  num_marked += marked.count(chunk);
+                }
+              });
+    if (!has_memory) return OutOfScratch();
+    found = num_marked;
+    if (found <= capacity) {
+      return marked.Write(capacity, /*counted=*/true, parallel_for, positions, kept);
     }
-    found += count;
-  });
-  if (found <= capacity) {
-    return PositionsGather(selected.get(), items.values, n, components, capacity, parallel_for,
-                           positions, kept, /*counted=*/true);
   }
   // The items that reach a threshold rank before all others, so the top ones are among them.
   positions[0] = static_cast<uint32_t>(capacity);

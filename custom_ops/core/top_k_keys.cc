@@ -8,7 +8,8 @@
 #include <utility>
 #include <vector>
 
-#include "prefetch.h"
+#include "key_masks.h"
+#include "multiversion.h"
 #include "scratch.h"
 
 namespace gradcomp {
@@ -16,8 +17,6 @@ namespace {
 
 // Items whose keys are computed at a time, into an array that stays in the first-level cache.
 constexpr int64_t kTile = 1024;
-// Floats that are added up at a time.
-constexpr int64_t kAddTile = 64;
 // Keys that take less time to sort in part than a histogram takes to clear.
 constexpr int64_t kFewKeys = 512;
 // Partial sums of a wide item's squares.
@@ -46,32 +45,14 @@ void WideKeys(const float* values, int64_t count, int components, uint32_t* keys
   }
 }
 
-// Real items that reach a threshold: compared as they are loaded. Returns how many.
+// `sum` is the memory of one of the others or apart from both, which the compiler would have to
+// assume it is not.
 GRADCOMP_MULTIVERSION
-int64_t CompareValues(const float* values, int64_t num_masks, uint32_t threshold,
-                      uint64_t* selected) {
-  int64_t count = 0;
-  for (int64_t m = 0; m < num_masks; ++m, values += 64) {
-    uint8_t reaches[64];
-    PrefetchAhead(values, 64);
-    for (int i = 0; i < 64; ++i) reaches[i] = RealKey(values[i]) >= threshold;
-    selected[m] = PackFlags(reaches);
-    count += __builtin_popcountll(selected[m]);
-  }
-  return count;
-}
-
-GRADCOMP_MULTIVERSION
-int64_t CompareKeys(const uint32_t* keys, int64_t num_masks, uint32_t threshold,
-                    uint64_t* selected) {
-  int64_t count = 0;
-  for (int64_t m = 0; m < num_masks; ++m, keys += 64) {
-    uint8_t reaches[64];
-    for (int i = 0; i < 64; ++i) reaches[i] = keys[i] >= threshold;
-    selected[m] = PackFlags(reaches);
-    count += __builtin_popcountll(selected[m]);
-  }
-  return count;
+void AddFloats(const float* values, const float* residual, int64_t count, float* sum) {
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC ivdep
+#endif
+  for (int64_t i = 0; i < count; ++i) sum[i] = values[i] + residual[i];
 }
 
 }  // namespace
@@ -98,20 +79,14 @@ void SumsOfSquares(const float* values, int64_t count, int components, double* s
   }
 }
 
-GRADCOMP_MULTIVERSION
-void PendingSum::Add(int64_t first, int64_t count) const {
-  if (residual == nullptr) return;
-  const int64_t end = first + count;
-  for (; first < end; first += kAddTile) {
-    PrefetchAhead(values + first, kAddTile);
-    PrefetchAhead(residual + first, kAddTile);
-    const int64_t size = std::min(kAddTile, end - first);
-    // The memory is the same or apart, which the compiler would have to assume it is not.
-#if defined(__GNUC__) && !defined(__clang__)
-#pragma GCC ivdep
-#endif
-    for (int64_t i = first; i < first + size; ++i) sum[i] = values[i] + residual[i];
+const float* PendingSum::Add(int64_t first, int64_t count, float* tile) const {
+  if (residual == nullptr) return values + first;
+  if (tile == nullptr || !streamed) {
+    AddFloats(values + first, residual + first, count, sum + first);
+    return sum + first;
   }
+  AddStreamed(values + first, residual + first, count, tile, sum + first);
+  return tile;
 }
 
 uint32_t PendingSum::KeyAt(const KeyedItems& items, int64_t item) const {
@@ -124,25 +99,51 @@ uint32_t PendingSum::KeyAt(const KeyedItems& items, int64_t item) const {
   return items.NarrowKey(added, item);
 }
 
-void KeyedItems::Keys(int64_t first, int64_t count, uint32_t* keys) const {
-  if (components == 1) return RealKeys(values + first, count, keys);
+void KeyedItems::Keys(int64_t first, int64_t count, const float* at, uint32_t* keys) const {
+  if (components == 1) return RealKeys(at, count, keys);
   if (wide_keys) {
     std::copy_n(wide_keys.get() + first, count, keys);
     return;
   }
-  if (IsWide(components)) return WideKeys(values + first * components, count, components, keys);
-  ComplexKeys(values + 2 * first, count, row_length == 0 ? 1.0 : 2.0, keys);
+  if (IsWide(components)) return WideKeys(at, count, components, keys);
+  ComplexKeys(at, count, row_length == 0 ? 1.0 : 2.0, keys);
   if (row_length == 0) return;
   // The bins that are their own conjugate are few: mend them afterwards.
-  FixBins(first, count, 0, keys);
-  if (row_length % 2 == 0) FixBins(first, count, row_length / 2, keys);
+  FixBins(first, count, 0, at, keys);
+  if (row_length % 2 == 0) FixBins(first, count, row_length / 2, at, keys);
 }
 
-void KeyedItems::FixBins(int64_t first, int64_t count, int64_t bin, uint32_t* keys) const {
+void KeyedItems::FixBins(int64_t first, int64_t count, int64_t bin, const float* at,
+                         uint32_t* keys) const {
   const int64_t bins = RowBins();
   for (int64_t i = (bin - first % bins + bins) % bins; i < count; i += bins) {
-    keys[i] = ComplexKey(values[2 * (first + i)], values[2 * (first + i) + 1], 1.0);
+    keys[i] = ComplexKey(at[2 * i], at[2 * i + 1], 1.0);
   }
+}
+
+int64_t KeyedItems::Mark(int64_t first, int64_t size, const float* at, uint32_t threshold,
+                         uint64_t* masks) const {
+  int64_t count = 0, done = 0;
+  if (components == 1) {
+    const int64_t num_masks = size / 64;
+    count += MaskValues(at, num_masks, threshold, masks);
+    done = num_masks * 64;
+  }
+  uint32_t keys[kTile];
+  for (; done < size; done += kTile) {
+    const int64_t tile = std::min(kTile, size - done);
+    const int64_t num_masks = (tile + 63) / 64;
+    Keys(first + done, tile, at + done * components, keys);
+    std::fill(keys + tile, keys + num_masks * 64, 0);
+    uint64_t* const tile_masks = masks + done / 64;
+    count += MaskKeys(keys, num_masks, threshold, tile_masks);
+    // What fills the last mask up reaches a threshold of zero.
+    if (tile % 64 != 0 && threshold == 0) {
+      tile_masks[num_masks - 1] &= (uint64_t{1} << (tile % 64)) - 1;
+      count -= num_masks * 64 - tile;
+    }
+  }
+  return count;
 }
 
 uint32_t KeyedItems::WideKeyAt(int64_t item) const {
@@ -156,10 +157,10 @@ Status KeyedItems::ComputeWideKeys(PendingSum* pending, const ParallelFor& paral
   std::unique_ptr<uint32_t[]> keys = AllocateScratch<uint32_t>(n);
   if (!keys) return OutOfScratch();
   RunShards(parallel_for, n, components, [&](int64_t begin, int64_t end) {
-    pending->Add(begin * components, (end - begin) * components);
-    Keys(begin, end - begin, keys.get() + begin);
+    const float* const at = pending->Add(begin * components, (end - begin) * components, nullptr);
+    Keys(begin, end - begin, at, keys.get() + begin);
   });
-  *pending = {};
+  *pending = PendingSum(pending->total());
   wide_keys = std::move(keys);
   return Status();
 }
@@ -177,31 +178,6 @@ Status KeyedItems::Validate() const {
                                    std::to_string(n));
   }
   return Status();
-}
-
-int64_t MarkReached(const KeyedItems& items, int64_t first, int64_t end, uint32_t threshold,
-                    uint64_t* masks) {
-  int64_t count = 0;
-  if (items.components == 1) {
-    const int64_t num_masks = (end - first) / 64;
-    count += CompareValues(items.values + first, num_masks, threshold, masks);
-    first += num_masks * 64;
-    masks += num_masks;
-  }
-  uint32_t keys[kTile];
-  for (; first < end; first += kTile, masks += kTile / 64) {
-    const int64_t size = std::min(kTile, end - first);
-    const int64_t num_masks = (size + 63) / 64;
-    items.Keys(first, size, keys);
-    std::fill(keys + size, keys + num_masks * 64, 0);
-    count += CompareKeys(keys, num_masks, threshold, masks);
-    // What fills the last mask up reaches a threshold of zero.
-    if (size % 64 != 0 && threshold == 0) {
-      masks[num_masks - 1] &= (uint64_t{1} << (size % 64)) - 1;
-      count -= num_masks * 64 - size;
-    }
-  }
-  return count;
 }
 
 // Narrows many keys down to one bin of a histogram first, because sorting steps are slow on

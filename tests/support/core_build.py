@@ -20,6 +20,7 @@ BUILDS = {
     "sanitized": [
         "-O1",
         "-DGRADCOMP_NO_MULTIVERSION",
+        "-DGRADCOMP_CACHED_FLOATS=500",
         "-fsanitize=address,undefined",
         "-fno-sanitize-recover=all",
     ],
