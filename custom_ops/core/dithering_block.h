@@ -11,7 +11,7 @@
 namespace gradcomp {
 
 // Values coded at a time, in arrays that stay in the first-level cache.
-constexpr int64_t kDitheringTile = 512;
+constexpr int64_t kDitheringTile = 128;
 
 constexpr uint32_t kDitheringNonFinite = 0x80000000u;  // of word 0
 

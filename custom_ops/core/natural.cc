@@ -7,12 +7,14 @@
 
 #include "multiversion.h"
 #include "natural_math.h"
+#include "prefetch.h"
+#include "stream_store.h"
 
 namespace gradcomp {
 namespace {
 
 // Values whose random numbers are made at a time, into an array in the first-level cache.
-constexpr int64_t kTile = 256;
+constexpr int64_t kTile = 128;
 constexpr int64_t kEncodeCycles = kNaturalBlock * 2;
 constexpr int64_t kDecodeCycles = 1;  // a value
 static_assert(kDecodeUnit == kNaturalBlock, "a unit of decoding has one exponent");
@@ -43,13 +45,11 @@ GRADCOMP_ALWAYS_INLINE Magnitudes FindMagnitudes(const float* x, int64_t count) 
   return {largest, smallest_minus_one};
 }
 
-// Codes up to kTile values. With kNormal, all are as NaturalEncodeNormal() needs them. `error` may
-// be the memory of `x`: hence ivdep, which says that no iteration uses another one's results.
+// Codes up to kTile values. With kNormal, all are as NaturalEncodeNormal() needs them.
 template <bool kNormal>
 GRADCOMP_ALWAYS_INLINE void EncodeTile(const float* x, const uint32_t* random, int64_t count,
                                        const NaturalScale& scale, uint8_t* codes, float* error) {
   if (error == nullptr) {
-#pragma GCC ivdep
     for (int64_t i = 0; i < count; ++i) {
       const uint32_t bits = BitsOf(x[i]);
       codes[i] = static_cast<uint8_t>(kNormal ? NaturalEncodeNormal(bits, random[i], scale.offset)
@@ -57,7 +57,6 @@ GRADCOMP_ALWAYS_INLINE void EncodeTile(const float* x, const uint32_t* random, i
     }
     return;
   }
-#pragma GCC ivdep
   for (int64_t i = 0; i < count; ++i) {
     const float value = x[i];
     const uint32_t code = kNormal ? NaturalEncodeNormal(BitsOf(value), random[i], scale.offset)
@@ -71,9 +70,10 @@ GRADCOMP_ALWAYS_INLINE void EncodeTile(const float* x, const uint32_t* random, i
 // not finite, and then neither codes nor error are written.
 GRADCOMP_MULTIVERSION
 int32_t EncodeBlock(const float* values, const float* residual, int64_t first, int64_t count,
-                    const RandomKey& key, uint8_t* codes, float* error) {
+                    const RandomKey& key, bool streamed, uint8_t* codes, float* error) {
   alignas(64) float sum[kNaturalBlock];
   alignas(64) uint32_t random[kTile];
+  alignas(64) float lost[kTile];
   const float* x = values;
   if (residual != nullptr) {
     for (int64_t i = 0; i < count; ++i) sum[i] = values[i] + residual[i];
@@ -88,13 +88,17 @@ int32_t EncodeBlock(const float* values, const float* residual, int64_t first, i
                       magnitudes.smallest_minus_one >= static_cast<uint32_t>(smallest_normal - 1);
   for (int64_t begin = 0; begin < count; begin += kTile) {
     const int64_t size = std::min(kTile, count - begin);
-    float* const tile_error = error == nullptr ? nullptr : error + begin;
+    float* const tile_error = error == nullptr ? nullptr : lost;
+    // The next block is fetched while this one is coded.
+    PrefetchAhead(values + begin, size, kNaturalBlock);
+    if (residual != nullptr) PrefetchAhead(residual + begin, size, kNaturalBlock);
     RandomWords(key, first + begin, size, random);
     if (normal) {
       EncodeTile<true>(x + begin, random, size, scale, codes + begin, tile_error);
     } else {
       EncodeTile<false>(x + begin, random, size, scale, codes + begin, tile_error);
     }
+    if (error != nullptr) StoreTile(lost, size, streamed, error + begin);
   }
   return exponent;
 }
@@ -156,12 +160,13 @@ Status NaturalEncode(const float* values, const float* residual, int64_t count,
   uint8_t* const exponents = reinterpret_cast<uint8_t*>(words + 1);
   uint8_t* const codes = exponents + NumExponentBytes(count);
   std::atomic<bool> non_finite{false};
+  const bool streamed = IsStreamed(error, count);
   RunShards(parallel_for, blocks, kEncodeCycles, [&](int64_t begin, int64_t end) {
     for (int64_t block = begin; block < end; ++block) {
       const int64_t first = block * kNaturalBlock;
       const int32_t exponent =
           EncodeBlock(values + first, residual == nullptr ? nullptr : residual + first, first,
-                      std::min(kNaturalBlock, count - first), key, codes + first,
+                      std::min(kNaturalBlock, count - first), key, streamed, codes + first,
                       error == nullptr ? nullptr : error + first);
       if (exponent == 255) non_finite.store(true, std::memory_order_relaxed);
       exponents[block] = static_cast<uint8_t>(exponent);
