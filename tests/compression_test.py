@@ -79,6 +79,9 @@ def test_error_feedback_is_on_for_biased_codecs_only():
         ("fft:scope=tensor", ["scope", "layer, bucket, model", "'tensor'"]),
         ("fft:error_feedback=maybe", ["error_feedback", "'maybe'"]),
         ("fft:bucket_bytes=0", ["bucket_bytes", "got 0"]),
+        ("fft:transport=ring", ["transport", "auto or all_gather or scatter_reduce", "'ring'"]),
+        ("powersgd:transport=all_gather", ["transport of 'powersgd' must be auto"]),
+        ("none:transport=all_gather", ["transport of 'none' must be auto"]),
         ("none:density=0.1", ["'none'", "'density'"]),
         ("none:error_feedback=true", ["error_feedback", "'none'"]),
         ("identity:density=0.1", ["'identity'", "'density'", "none"]),
@@ -145,8 +148,10 @@ def test_superneurons_follows_the_paper():
 def test_registered_codecs_have_working_defaults():
     for name in registry.names():
         codec = registry.build(name, {})
-        size = [(100, 1000)] if isinstance(codec, base.LowRank) else 100_000
-        assert codec.num_words(size) > 0
+        if isinstance(codec, base.LowRank):
+            assert codec.num_words([(100, 1000)]) > 0
+        else:
+            assert codec.num_words(codec.transform.layout(100_000)) > 0
 
 
 def test_codec_none_has_nothing_to_build():

@@ -71,7 +71,7 @@ def test_payload_has_the_promised_size_and_decoding_the_promised_shape(codec, si
         layout = codec.transform.layout(size)
         encoded = codec.encode(coefficients, None, layout, DRAW)
         assert encoded.payload.dtype == tf.int32
-        assert encoded.payload.shape == (codec.num_words(size),)
+        assert encoded.payload.shape == (codec.num_words(codec.transform.layout(size)),)
         total, finite = codec.decode_sum(tf.stack([encoded.payload] * 3), layout, DRAW)
         assert tuple(total.shape) == layout.shape
         assert codec.transform.inverse(total, size).shape == (size,)

@@ -49,11 +49,10 @@ def exchange(spec, gradients_of, num_steps, num_workers=2, dtype="float32"):
             before = collectives.words_reduced
             sums = reducer.reduce([tf.cast(v, dtype) for v in values], infos, keys)
             low_rank, _ = next(iter(reducer._entries.values())).exchanges
-            feedback = low_rank.feedback
             history.append(
                 Step(
                     [tf.cast(total, tf.float32).numpy() for total in sums],
-                    None if feedback is None else by_variable(feedback.residual, low_rank.bucket),
+                    next((by_variable(r, low_rank.bucket) for r in low_rank.residuals), None),
                     [factor.numpy() for factor in low_rank._factors],
                     collectives.words_reduced - before,
                 )

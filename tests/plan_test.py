@@ -109,8 +109,35 @@ def test_a_cluster_too_large_for_an_all_gather_sends_dense():
     # A payload of 1/16 is sent W - 1 times, a dense gradient 2 (W - 1) / W times: even at W = 32.
     variables = [VariableInfo("k", (4096, 1024), "float32")]
     for num_workers, is_dense in ((31, False), (33, True)):
-        (bucket,) = make_plan(variables, Policy("fft"), num_workers).buckets
+        policy = Policy("fft:transport=all_gather")
+        (bucket,) = make_plan(variables, policy, num_workers).buckets
         assert (bucket.compression is None) == is_dense
+
+
+@pytest.mark.parametrize(
+    ("spec", "num_workers", "transport"),
+    [
+        ("fft", 2, "all_gather"),
+        ("fft", 4, "all_gather"),
+        ("fft", 5, "scatter_reduce"),
+        ("fft", 64, "scatter_reduce"),
+        ("fft:transport=all_gather", 5, "all_gather"),
+        ("fft:transport=scatter_reduce", 2, "scatter_reduce"),
+        ("powersgd", 8, ""),
+        ("none", 8, ""),
+    ],
+)
+def test_auto_takes_the_transport_that_sends_less(spec, num_workers, transport):
+    variables = [VariableInfo("k", (4096, 1024), "float32")]
+    plan = make_plan(variables, Policy(spec), num_workers)
+    assert plan.buckets[0].transport == transport
+
+
+def test_rows_that_cannot_be_shared_out_are_not():
+    """One row of the transform for all would be sent once per worker, with zeros in all but one."""
+    variables = [VariableInfo("k", (4096, 1024), "float32")]
+    plan = make_plan(variables, Policy("fft:chunk=none"), 8)
+    assert plan.buckets[0].transport == "all_gather"
 
 
 def test_a_pattern_that_matches_nothing_is_reported(caplog):

@@ -8,8 +8,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from tf_gradcomp.codecs import base, registry
+from tf_gradcomp.transports import TRANSPORTS
 
 SCOPES = ("layer", "bucket", "model")
+AUTO_TRANSPORT = "auto"
 DEFAULT_BUCKET_BYTES = 32 * 2**20
 
 
@@ -31,6 +33,9 @@ class Compression:
       scope: what is encoded as one: ``"layer"`` (every variable alone), ``"bucket"`` (variables
         fused up to ``bucket_bytes``) or ``"model"``.
       bucket_bytes: size limit of a bucket of scope ``"bucket"``, in bytes of float32 gradient.
+      transport: how the payloads of a codec travel, ``"all_gather"`` or ``"scatter_reduce"``.
+        ``"auto"`` takes all-gather with up to four workers, and beyond that what sends less.
+        Low-rank methods and ``"none"`` have one way of travelling.
 
     Raises:
       ValueError: a field has a bad value; the message names the field and what is allowed.
@@ -41,6 +46,7 @@ class Compression:
     error_feedback: bool | None = None
     scope: str = "bucket"
     bucket_bytes: int = DEFAULT_BUCKET_BYTES
+    transport: str = AUTO_TRANSPORT
 
     def __post_init__(self) -> None:
         if not isinstance(self.codec, str):
@@ -73,6 +79,13 @@ class Compression:
         ):
             raise ValueError(
                 f"bucket_bytes must be an integer of at least 4, got {self.bucket_bytes!r}"
+            )
+        has_payloads = not is_none and isinstance(codec, base.Codec)
+        allowed = (AUTO_TRANSPORT, *(TRANSPORTS if has_payloads else ()))
+        if self.transport not in allowed:
+            raise ValueError(
+                f"transport of {self.codec!r} must be {' or '.join(allowed)}, "
+                f"got {self.transport!r}"
             )
 
     @property

@@ -1,5 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ways of exchanging one bucket: compressed and gathered, by low-rank factors, or dense.
+"""The ways of exchanging one bucket: as payloads of a codec, by low-rank factors, or dense.
+
+Error feedback adds what one step could not send to the next step's gradient. With a codec, the
+residual lives behind the transform, which is linear: no inverse is needed to update it. Source:
+Seide et al., "1-Bit Stochastic Gradient Descent", INTERSPEECH 2014; for compression in general
+Karimireddy et al., "Error Feedback Fixes SignSGD", ICML 2019 (arXiv 1901.09847).
 
 An exchange is made for one bucket of a plan and holds that bucket's state. Called with this
 worker's gradients, it returns their sums over the workers, and what to store if the step is kept.
@@ -17,10 +22,9 @@ import tensorflow as tf
 
 from tf_gradcomp import plan as plan_lib
 from tf_gradcomp import state
-from tf_gradcomp.codecs.base import Codec, Draw, LowRank, VariableShape
+from tf_gradcomp.codecs.base import Codec, Draw, Layout, LowRank, VariableShape
 from tf_gradcomp.controllers import view_choice
-from tf_gradcomp.feedback.error_feedback import ErrorFeedback
-from tf_gradcomp.transports.all_gather import AllGather
+from tf_gradcomp.transports import TRANSPORTS
 from tf_gradcomp.transports.base import Collectives
 from tf_gradcomp.transports.dense import Dense
 
@@ -46,7 +50,9 @@ class CompressedExchange:
     Attributes:
       bucket: which gradients it exchanges.
       needs_step: whether the number of the exchange matters.
-      feedback: the residual; ``None`` without error feedback.
+      residuals: what payloads lost, to be added to what the next ones say. First that of the
+        gradients, in the shape of the bucket's coefficients, then that of the sums, if the
+        transport encodes these. Empty without error feedback.
     """
 
     def __init__(
@@ -60,13 +66,16 @@ class CompressedExchange:
         )
         self._layout = self._transform.layout(self.bucket.num_elements)
         self._collectives = collectives
-        self._transport = AllGather(collectives)
+        self._transport = TRANSPORTS[self.bucket.transport](collectives)
+        num_shards = self._transport.num_shards(collectives.num_workers)
+        self._shard_layout = self._layout.shard(num_shards)
         is_adaptive = any(len(names) > 1 for names in self._transform.candidates)
         self._choice = (
             state.local_integers((len(self._variables),), f"view_{number}") if is_adaptive else None
         )
         self.needs_step = self._codec.stochastic or is_adaptive
-        self.feedback = _feedback(plan, number, self._layout.shape, collectives)
+        shapes = self._transport.residual_shapes(self._layout.shape, self._shard_layout.shape)
+        self.residuals = _residuals(plan, number, shapes, collectives)
 
     def views(self) -> dict[str, str]:
         """Returns the view in which each variable is sparsified, if the codec has views.
@@ -82,31 +91,27 @@ class CompressedExchange:
 
     def __call__(self, gradients: Sequence[tf.Tensor], draw: Draw) -> Reduced:
         packed = _pack(gradients, tf.float32)
-        residual = None if self.feedback is None else self.feedback.residual.read_value()
+        residuals = [residual.read_value() for residual in self.residuals]
         transform, updates = self._transform, []
         if self._choice is not None:
-            choice, residual = self._choose_views(packed, residual, draw.step)
+            choice, residuals = self._choose_views(packed, residuals, draw.step)
             transform = transform.at(choice)
             updates.append((self._choice, choice))
-        coefficients = transform.forward(packed)
-        encoded = self._codec.encode(coefficients, residual, self._layout, draw)
-        payloads = self._transport.exchange(encoded.payload)
-        total, payloads_finite = self._codec.decode_sum(payloads, self._layout, draw)
-        bucket = transform.inverse(total, self.bucket.num_elements)
+        coder = _Coder(self._codec, self._shard_layout, draw, self._collectives.num_workers)
+        summed = self._transport.sum(coder, transform.forward(packed), residuals)
+        bucket = transform.inverse(summed.total, self.bucket.num_elements)
         if not self._codec.lossless:
             # Bits of a payload that is not finite say nothing about any element of the bucket.
-            (bucket,) = _nan_unless(payloads_finite, [bucket])
+            (bucket,) = _nan_unless(summed.finite, [bucket])
         sums = _unpack(bucket, gradients)
         narrow = [total for total in sums if total.dtype.size < tf.float32.size]
-        if self.feedback is not None:
-            assert encoded.residual is not None
-            updates.append((self.feedback.residual, encoded.residual))
-        return Reduced(sums, lambda: payloads_finite & all_finite(narrow), updates)
+        updates.extend(zip(self.residuals, summed.residuals, strict=True))
+        return Reduced(sums, lambda: summed.finite & all_finite(narrow), updates)
 
     def _choose_views(
-        self, packed: tf.Tensor, residual: tf.Tensor | None, step: tf.Tensor
-    ) -> tuple[tf.Tensor, tf.Tensor | None]:
-        """Returns the views for this step, and the residual as seen in them."""
+        self, packed: tf.Tensor, residuals: list[tf.Tensor], step: tf.Tensor
+    ) -> tuple[tf.Tensor, list[tf.Tensor]]:
+        """Returns the views for this step, and the residuals as seen in them."""
         assert self._choice is not None
         old = self._choice.read_value()
 
@@ -116,15 +121,45 @@ class CompressedExchange:
             return view_choice.choose(self._collectives.all_reduce(energies), old)
 
         new = tf.cond(view_choice.is_due(step), compare, lambda: tf.identity(old))
-        if residual is None:
-            return new, None
+        if not residuals:
+            return new, []
 
-        def move() -> tf.Tensor:
-            elements = self._transform.at(old).inverse(residual, self.bucket.num_elements)
-            return self._transform.at(new).forward(elements)
+        def move() -> list[tf.Tensor]:
+            left = self._transport.merge(residuals)
+            elements = self._transform.at(old).inverse(left, self.bucket.num_elements)
+            moved = self._transform.at(new).forward(elements)
+            return [moved, *map(tf.zeros_like, residuals[1:])]
 
         is_same = tf.reduce_all(tf.equal(new, old))
-        return new, tf.cond(is_same, lambda: tf.identity(residual), move)
+        return new, tf.cond(is_same, lambda: list(map(tf.identity, residuals)), move)
+
+
+class _Coder:
+    """A codec at work on the shards of one bucket, in one exchange; ``transports.base.Coder``."""
+
+    def __init__(self, codec: Codec, layout: Layout, draw: Draw, num_workers: int) -> None:
+        self.shape = layout.shape
+        self._codec = codec
+        self._layout = layout
+        self._draw = draw
+        self._num_workers = num_workers
+
+    def encode(
+        self, shard: int, coefficients: tf.Tensor, residual: tf.Tensor | None, second: bool = False
+    ) -> tuple[tf.Tensor, tf.Tensor | None]:
+        draw = self._draw._replace(shard=shard)
+        if second:
+            # Other random numbers, but for positions: a sum has no other items than its parts.
+            draw = draw._replace(worker=draw.worker + self._num_workers)
+        if second and residual is None and self._codec.density(self._layout) < 1:
+            # Random-k scales up what it keeps unless there is a residual: once is enough.
+            zeros = tf.zeros(self.shape)
+            return self._codec.encode(coefficients, zeros, self._layout, draw).payload, None
+        return self._codec.encode(coefficients, residual, self._layout, draw)
+
+    def decode_sum(self, shard: int, payloads: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        draw = self._draw._replace(shard=shard)
+        return self._codec.decode_sum(payloads, self._layout, draw)
 
 
 class LowRankExchange:
@@ -136,7 +171,7 @@ class LowRankExchange:
     Attributes:
       bucket: which gradients it exchanges; matrices come first.
       needs_step: whether the number of the exchange matters.
-      feedback: the residual; ``None`` without error feedback.
+      residuals: what the factors lost, one tensor; empty without error feedback.
     """
 
     def __init__(
@@ -156,12 +191,12 @@ class LowRankExchange:
         ]
         self._transport = Dense(collectives)
         self.needs_step = method.alternates
-        self.feedback = _feedback(plan, number, (bucket.num_elements,), collectives)
+        self.residuals = _residuals(plan, number, [(bucket.num_elements,)], collectives)
 
     def __call__(self, gradients: Sequence[tf.Tensor], draw: Draw) -> Reduced:
         meant = _pack(gradients, tf.float32)
-        if self.feedback is not None:
-            meant += self.feedback.residual.read_value()
+        for residual in self.residuals:
+            meant += residual.read_value()
         parts = _split(meant, self._shapes)
         matrices, raw = parts[: self._num_matrices], parts[self._num_matrices :]
         factors = [factor.read_value() for factor in self._factors]
@@ -171,9 +206,8 @@ class LowRankExchange:
         totals = _nan_unless(messages_finite, [*outcome.totals, *outcome.raw])
         sums = [_like(total, gradient) for total, gradient in zip(totals, gradients, strict=True)]
         updates = list(zip(self._factors, outcome.factors, strict=True))
-        if self.feedback is not None:
-            residual = meant - _pack([*outcome.sent, *raw], tf.float32)
-            updates.append((self.feedback.residual, residual))
+        for residual in self.residuals:
+            updates.append((residual, meant - _pack([*outcome.sent, *raw], tf.float32)))
         return Reduced(sums, lambda: all_finite(sums), updates)
 
     def _sum(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
@@ -216,15 +250,22 @@ def all_finite(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
     return tf.reduce_all(checks) if checks else tf.constant(True)
 
 
-def _feedback(
-    plan: plan_lib.Plan, number: int, shape: tuple[int, ...], collectives: Collectives
-) -> ErrorFeedback | None:
-    """Makes the residual of a bucket, if its compression asks for one."""
+def _residuals(
+    plan: plan_lib.Plan,
+    number: int,
+    shapes: Sequence[tuple[int, ...]],
+    collectives: Collectives,
+) -> list[tf.Variable]:
+    """Makes the residuals of a bucket, if its compression asks for error feedback."""
     compression = plan.buckets[number].compression
     assert compression is not None
     if not compression.error_feedback:
-        return None
-    return ErrorFeedback(shape, collectives.device, f"residual_{number}")
+        return []
+    names = [f"residual_{number}_{i}" if i else f"residual_{number}" for i in range(len(shapes))]
+    return [
+        state.local_zeros(shape, collectives.device, name)
+        for shape, name in zip(shapes, names, strict=True)
+    ]
 
 
 def _nan_unless(finite: tf.Tensor, tensors: list[tf.Tensor]) -> list[tf.Tensor]:

@@ -10,10 +10,10 @@ import tensorflow as tf
 from absl import logging
 
 from tf_gradcomp.agreement import Fact
-from tf_gradcomp.codecs.base import LowRank
-from tf_gradcomp.compression import DEFAULT_BUCKET_BYTES, Compression
+from tf_gradcomp.codecs.base import Codec, Layout, LowRank
+from tf_gradcomp.compression import AUTO_TRANSPORT, DEFAULT_BUCKET_BYTES, Compression
 from tf_gradcomp.policy import Policy, VariableInfo
-from tf_gradcomp.transports.all_gather import AllGather
+from tf_gradcomp.transports import TRANSPORTS
 from tf_gradcomp.transports.dense import Dense
 
 BYTES_PER_WORD = 4
@@ -28,8 +28,9 @@ class Bucket:
       num_elements: total number of elements.
       dtype: dtype of the packed gradients; "float32" when compressed.
       compression: how it is compressed; ``None`` for a dense all-reduce.
-      payload_bytes: bytes that one worker contributes to the exchange; the average, where that
-        alternates from step to step.
+      payload_bytes: bytes that one worker's payload has; the average, where that alternates
+        from step to step.
+      transport: how payloads travel, a key of ``TRANSPORTS``; empty for an all-reduce.
     """
 
     indices: tuple[int, ...]
@@ -37,6 +38,7 @@ class Bucket:
     dtype: str
     compression: Compression | None
     payload_bytes: int
+    transport: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,7 +81,7 @@ class Plan:
             shape = "x".join(map(str, variable.shape)) or "scalar"
             if variable.hidden:
                 shape += f" (flattened {'x'.join(map(str, variable.hidden))})"
-            value = f"{shape} {variable.dtype} bucket {bucket_of[index]} {how}"
+            value = f"{shape} {variable.dtype} bucket {bucket_of[index]} {how} {bucket.transport}"
             facts.append(Fact(variable.name, value))
         return facts
 
@@ -91,7 +93,7 @@ class Plan:
             dense = sum(_num_bytes(self.variables[i]) for i in bucket.indices)
             lines.append(
                 f"bucket {number}: {bucket.compression or 'dense'}, {dense:,} -> "
-                f"{bucket.payload_bytes:,} bytes: {names}"
+                f"{bucket.payload_bytes:,} bytes by {bucket.transport or 'all_reduce'}: {names}"
             )
         lines.append(
             f"total: {self.dense_bytes:,} -> {self.payload_bytes:,} bytes a step and worker, "
@@ -168,17 +170,39 @@ def _compressed_bucket(
     """Returns the bucket of these variables, and whether to send it compressed."""
     num_elements = sum(variables[i].num_elements for i in indices)
     codec = compression.build()
+    transport, lossless = "", False
     if isinstance(codec, LowRank):
         num_words = codec.num_words([variables[i].shape for i in indices])
-        sent_share, lossless = Dense.sent_share(num_workers), False
+        sent_words = num_words * Dense.sent_share(num_workers)
     else:
-        num_words = codec.num_words(num_elements)
-        sent_share, lossless = AllGather.sent_share(num_workers), codec.lossless
-    payload_bytes = int(num_words * BYTES_PER_WORD)
+        layout, lossless = codec.transform.layout(num_elements), codec.lossless
+        transport = _choose_transport(codec, layout, compression.transport, num_workers)
+        num_shards = TRANSPORTS[transport].num_shards(num_workers)
+        shard_words = codec.num_words(layout.shard(num_shards))
+        num_words = shard_words * num_shards
+        sent_words = shard_words * TRANSPORTS[transport].sent_share(num_workers)
     dense_bytes = sum(_num_bytes(variables[i]) for i in indices)
-    shrinks = payload_bytes * sent_share < dense_bytes * Dense.sent_share(num_workers)
-    bucket = Bucket(tuple(indices), num_elements, "float32", compression, payload_bytes)
+    shrinks = sent_words * BYTES_PER_WORD < dense_bytes * Dense.sent_share(num_workers)
+    payload_bytes = int(num_words * BYTES_PER_WORD)
+    bucket = Bucket(tuple(indices), num_elements, "float32", compression, payload_bytes, transport)
     return bucket, shrinks or lossless
+
+
+def _choose_transport(codec: Codec, layout: Layout, transport: str, num_workers: int) -> str:
+    """Returns the transport that was asked for, or for "auto", the one that sends less.
+
+    All-gather is the simpler one, and loses once: others must send less than half as much.
+    """
+    if transport != AUTO_TRANSPORT:
+        return transport
+
+    def sent_words(name: str) -> float:
+        shard = layout.shard(TRANSPORTS[name].num_shards(num_workers))
+        return codec.num_words(shard) * TRANSPORTS[name].sent_share(num_workers)
+
+    first, *others = TRANSPORTS
+    best = min(others, key=sent_words)
+    return best if 2 * sent_words(best) < sent_words(first) else first
 
 
 def _dense_buckets(variables: Sequence[VariableInfo], indices: list[int]) -> list[Bucket]:

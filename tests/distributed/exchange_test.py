@@ -19,9 +19,11 @@ def gradient(worker, shape):
     return np.random.default_rng(worker).normal(size=shape).astype(np.float32)
 
 
+@pytest.mark.parametrize("transport", ["all_gather", "scatter_reduce"])
 @pytest.mark.parametrize("num_workers", [2, 3])
-def test_identity_is_the_sum_in_worker_order(num_workers):
-    results = probe("custom_loop", "identity", num_workers=num_workers)
+def test_identity_is_the_sum_in_worker_order(num_workers, transport):
+    spec = f"identity:transport={transport}"
+    results = probe("custom_loop", spec, num_workers=num_workers)
     expected = gradient(0, SHAPE)
     for worker in range(1, num_workers):
         expected = expected + gradient(worker, SHAPE)

@@ -17,7 +17,6 @@ import tensorflow as tf
 from tf_gradcomp import state
 from tf_gradcomp.codecs import base
 from tf_gradcomp.compression import Compression
-from tf_gradcomp.feedback import error_feedback
 
 _ROW_LENGTH = 4096
 _DENSITY = 0.15
@@ -53,8 +52,8 @@ class CodecPipeline:
         self._transform = transform
         self._layout = transform.layout(num_elements)
         self._draw = base.Draw(bucket=0, worker=0, step=tf.constant(1))
-        self._feedback = (
-            error_feedback.ErrorFeedback(self._layout.shape, "CPU:0", "residual")
+        self._residual = (
+            state.local_zeros(self._layout.shape, "CPU:0", "residual")
             if compression.error_feedback
             else None
         )
@@ -73,11 +72,11 @@ class CodecPipeline:
 
     def _encode_step(self, bucket: tf.Tensor, finite: tf.Tensor, choice: tf.Tensor) -> tf.Tensor:
         coefficients = self._transform.at(choice).forward(bucket)
-        residual = None if self._feedback is None else self._feedback.residual.read_value()
+        residual = None if self._residual is None else self._residual.read_value()
         encoded = self._codec.encode(coefficients, residual, self._layout, self._draw)
-        if self._feedback is not None:
+        if self._residual is not None:
             assert encoded.residual is not None
-            state.commit(finite, [(self._feedback.residual, encoded.residual)])
+            state.commit(finite, [(self._residual, encoded.residual)])
         return encoded.payload
 
     def _decode_step(self, payloads: tf.Tensor, choice: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
@@ -85,8 +84,8 @@ class CodecPipeline:
         return self._transform.at(choice).inverse(total, self._num_elements), finite
 
     def reset(self) -> None:
-        if self._feedback is not None:
-            self._feedback.residual.assign(tf.zeros(self._layout.shape))
+        if self._residual is not None:
+            self._residual.assign(tf.zeros(self._layout.shape))
 
 
 class PythonBaseline:

@@ -51,11 +51,13 @@ class Draw(NamedTuple):
       bucket: number of the bucket.
       worker: index of this worker.
       step: int32 scalar, the number of the exchange.
+      shard: which shard of the bucket, where shards are encoded on their own; at most 32767.
     """
 
     bucket: int
     worker: int
     step: tf.Tensor
+    shard: int = 0
 
     def shared_key(self, seed: int) -> tf.Tensor:
         """Returns an int32 ``[4]`` key that is the same on all workers."""
@@ -71,9 +73,8 @@ class Draw(NamedTuple):
         return self._key(seed, stream=1 + 2 * self.worker + part)
 
     def _key(self, seed: int, stream: int) -> tf.Tensor:
-        return tf.stack(
-            [tf.constant(seed), tf.constant(stream), tf.constant(self.bucket), self.step]
-        )
+        place = self.bucket | self.shard << 16
+        return tf.stack([tf.constant(seed), tf.constant(stream), tf.constant(place), self.step])
 
 
 class Layout(NamedTuple):
@@ -99,6 +100,15 @@ class Layout(NamedTuple):
     def num_values(self) -> int:
         """Number of float32 values, ``N * c``."""
         return self.num_items * self.components
+
+    def shard(self, num_shards: int) -> Layout:
+        """Returns the layout of one of equal shards, whole rows each, that hold all items.
+
+        The last ones may reach beyond the items there are.
+        """
+        row_items = self.row_length // 2 + 1 if self.row_length else 1
+        num_rows = self.num_items // row_items
+        return self._replace(num_items=-(-num_rows // num_shards) * row_items)
 
 
 class VariableShape(NamedTuple):
@@ -319,8 +329,8 @@ class Codec(abc.ABC):
         """Returns the share of the items that a payload has room for, in (0, 1]."""
 
     @abc.abstractmethod
-    def num_words(self, num_elements: int) -> int:
-        """Returns ``m``, the payload's words for a bucket; the same on all workers."""
+    def num_words(self, layout: Layout) -> int:
+        """Returns ``m``, the payload's words for such coefficients; the same on all workers."""
 
     @abc.abstractmethod
     def encode(

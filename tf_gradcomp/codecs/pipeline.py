@@ -43,8 +43,7 @@ class Pipeline(base.Codec):
             1.0 if self.sparsifier is None else self.sparsifier.num_kept(layout) / layout.num_items
         )
 
-    def num_words(self, num_elements: int) -> int:
-        layout = self.transform.layout(num_elements)
+    def num_words(self, layout: base.Layout) -> int:
         if self.sparsifier is None:
             return self.quantizer.num_words(layout.num_values)
         num_values = self.sparsifier.num_kept(layout) * layout.components

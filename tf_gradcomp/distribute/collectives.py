@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from tf_gradcomp.distribute import compat
+from tf_gradcomp.distribute.replica_launcher import ReplicaLauncher
 
 
 class Collectives:
@@ -19,7 +19,7 @@ class Collectives:
 
     def __init__(
         self,
-        launcher: compat.CollectiveReplicaLauncher,
+        launcher: ReplicaLauncher,
         num_workers: int,
         worker_index: int,
         device: str,
@@ -33,6 +33,10 @@ class Collectives:
         """Gathers int32 ``[m]``, of the same ``m`` on all workers, to int32 ``[W, m]``."""
         gathered = self._launcher._all_gather(words, None)
         return tf.reshape(gathered, (self.num_workers, *words.shape))
+
+    def all_to_all(self, words: tf.Tensor) -> tf.Tensor:
+        """Sends row ``v`` of int32 ``[W, m]`` to worker ``v``; row ``v`` of the result is its."""
+        return self._launcher.all_to_all(words)
 
     def all_reduce(self, tensor: tf.Tensor) -> tf.Tensor:
         """Sums a dense tensor over the workers with TensorFlow's all-reduce."""

@@ -53,7 +53,7 @@ _OBJECT_NAMES = {
         "_id_in_cluster",
     ),
     "CollectiveAllReduce": ("_devices", "_group_size", "_launchers", "_lock"),
-    "CollectiveReplicaLauncher": ("_device", "_options"),
+    "CollectiveReplicaLauncher": ("_device", "_group_key", "_group_size", "_options"),
 }
 # Read where present only: "_distributed_container" and "_unique_id" of variables.
 

@@ -59,6 +59,28 @@ class ReplicaLauncher(compat.CollectiveReplicaLauncher):
         launch = super()._all_gather
         return self._launch(lambda options: launch(input_tensor, options), input_tensor, options)
 
+    def all_to_all(self, input_tensor: tf.Tensor) -> tf.Tensor:
+        """Sends row ``i`` of a dense tensor to participant ``i``, and returns what came.
+
+        TensorFlow's launcher has no method for this collective.
+        """
+
+        def launch(options: compat.Options) -> tf.Tensor:
+            instance_key = self._next_instance_key()
+            ordering = self._get_ordering_token()
+            with tf.device(self._device):
+                return tf.raw_ops.CollectiveAllToAllV2(
+                    input=input_tensor,
+                    group_size=self._group_size,
+                    group_key=self._group_key,
+                    instance_key=instance_key,
+                    ordering_token=[] if ordering is None else [ordering],
+                    communication_hint=options.implementation.value.lower(),
+                    timeout_seconds=options.timeout_seconds,
+                )
+
+        return self._launch(launch, input_tensor, None)
+
     def _launch(
         self,
         launch: Callable[[compat.Options], tf.Tensor],

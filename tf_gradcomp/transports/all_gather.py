@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import tensorflow as tf
 
-from tf_gradcomp.transports.base import Collectives
+from tf_gradcomp.transports.base import Coder, Collectives, Summed
 
 
 class AllGather:
@@ -16,13 +18,30 @@ class AllGather:
     """
 
     @staticmethod
+    def num_shards(num_workers: int) -> int:
+        """Returns 1: a bucket is encoded as a whole."""
+        return 1
+
+    @staticmethod
     def sent_share(num_workers: int) -> float:
-        """Returns how many times a worker sends its payload."""
+        """Returns how many times a worker sends its payload, or another's."""
         return num_workers - 1.0
 
     def __init__(self, collectives: Collectives) -> None:
         self._collectives = collectives
 
-    def exchange(self, payload: tf.Tensor) -> tf.Tensor:
-        """Maps this worker's int32 ``[m]`` to all workers' int32 ``[W, m]``, in worker order."""
-        return self._collectives.all_gather(payload)
+    def residual_shapes(
+        self, shape: tuple[int, ...], shard_shape: tuple[int, ...]
+    ) -> list[tuple[int, ...]]:
+        """Returns one shape: what this worker's payload lost."""
+        return [shape]
+
+    def merge(self, residuals: Sequence[tf.Tensor]) -> tf.Tensor:
+        """Returns the only one."""
+        return residuals[0]
+
+    def sum(self, coder: Coder, coefficients: tf.Tensor, residuals: Sequence[tf.Tensor]) -> Summed:
+        """Sums coefficients over the workers; see ``Transport``."""
+        payload, lost = coder.encode(0, coefficients, residuals[0] if residuals else None)
+        total, finite = coder.decode_sum(0, self._collectives.all_gather(payload))
+        return Summed(total, finite, [] if lost is None else [lost])

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What transports, and all else that talks to other workers, need of the network."""
+"""What transports, and all else that talks to other workers, need of the network and of codecs."""
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
 
 import tensorflow as tf
 
@@ -27,10 +28,111 @@ class Collectives(Protocol):
         """Gathers int32 ``[m]`` of every worker to int32 ``[W, m]``, in worker order."""
         ...
 
+    def all_to_all(self, words: tf.Tensor) -> tf.Tensor:
+        """Sends row ``v`` of int32 ``[W, m]`` to worker ``v``.
+
+        Returns:
+          int32 ``[W, m]``: row ``v`` is what worker ``v`` sent here.
+        """
+        ...
+
     def all_reduce(self, tensor: tf.Tensor) -> tf.Tensor:
         """Returns the sum of all workers' tensors, the same bits on every worker."""
         ...
 
     def gather_text(self, text: str) -> list[str]:
         """Gathers a text of any length from every worker, at once, in worker order."""
+        ...
+
+
+class Coder(Protocol):
+    """A codec at work on one bucket, cut into equal shards of ``shape`` each.
+
+    Attributes:
+      shape: static shape of a shard's coefficients, ``[N]`` or ``[N, c]``.
+    """
+
+    shape: tuple[int, ...]
+
+    def encode(
+        self, shard: int, coefficients: tf.Tensor, residual: tf.Tensor | None, second: bool = False
+    ) -> tuple[tf.Tensor, tf.Tensor | None]:
+        """Encodes a shard.
+
+        Args:
+          shard: its number.
+          coefficients: this worker's, or a sum.
+          residual: what was left over from the step before; ``None`` without error feedback.
+          second: whether these are sums of what has been encoded once: their random numbers are
+            then others.
+
+        Returns:
+          The payload, int32 ``[m]``, and the new residual.
+        """
+        ...
+
+    def decode_sum(self, shard: int, payloads: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Decodes int32 ``[V, m]``, payloads of one shard, and adds them up in order.
+
+        Returns:
+          The sum, and a bool scalar: whether all that was encoded was finite. If it was not, the
+          sum means nothing.
+        """
+        ...
+
+
+class Summed(NamedTuple):
+    """What an exchange of coefficients comes to.
+
+    Attributes:
+      total: their sum over the workers; the same bits on every worker.
+      finite: bool scalar: whether all workers' coefficients were. If not, the sum means nothing.
+      residuals: the new residuals, if there were any.
+    """
+
+    total: tf.Tensor
+    finite: tf.Tensor
+    residuals: Sequence[tf.Tensor]
+
+
+class Transport(Protocol):
+    """A way for payloads to become the sum on every worker. It holds no state."""
+
+    def __init__(self, collectives: Collectives) -> None: ...
+
+    @staticmethod
+    def num_shards(num_workers: int) -> int:
+        """Returns how many shards a bucket is cut into."""
+        ...
+
+    @staticmethod
+    def sent_share(num_workers: int) -> float:
+        """Returns how many payloads of a shard a worker sends in an exchange."""
+        ...
+
+    def residual_shapes(
+        self, shape: tuple[int, ...], shard_shape: tuple[int, ...]
+    ) -> list[tuple[int, ...]]:
+        """Returns the shapes of the residuals that error feedback keeps.
+
+        Args:
+          shape: that of a bucket's coefficients; the first residual's, too.
+          shard_shape: that of a shard's coefficients.
+        """
+        ...
+
+    def merge(self, residuals: Sequence[tf.Tensor]) -> tf.Tensor:
+        """Returns a first residual that stands for all, if the others are zero from now on."""
+        ...
+
+    def sum(self, coder: Coder, coefficients: tf.Tensor, residuals: Sequence[tf.Tensor]) -> Summed:
+        """Sums coefficients over the workers.
+
+        Args:
+          coder: encodes and decodes shards.
+          coefficients: float32, of static shape: all shards, of which the last ones may be cut
+            short or missing.
+          residuals: those of the step before, of ``residual_shapes()``; none without error
+            feedback.
+        """
         ...

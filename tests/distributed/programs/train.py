@@ -158,9 +158,9 @@ def _residual_norms(strategy: tfgc.CompressedMultiWorkerMirroredStrategy) -> lis
     reducer = strategy.extended.reducer
     exchanges = [exchange for entry in reducer._entries.values() for exchange in entry.exchanges]
     return [
-        float(tf.norm(exchange.feedback.residual))
+        float(tf.norm(residual))
         for exchange in exchanges
-        if getattr(exchange, "feedback", None) is not None
+        for residual in getattr(exchange, "residuals", [])
     ]
 
 
