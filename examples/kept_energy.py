@@ -120,8 +120,8 @@ class LayerWatcher:
         self.shape = shape
         self._density = density
         self._top_k = Compression.from_spec(f"topk:density={density}").build()
-        words = self._top_k.num_words(shape.num_elements)
-        self._fft = fft_of_at_most(words, shape.num_elements)
+        bits = self._top_k.bits_per_element(shape.num_elements)
+        self._fft = fft_of_at_most(bits, shape.num_elements)
         self._auto = Compression.from_spec(f"topk:density={density},view=auto").build()
         self._views = self._auto.transform.fit([shape])
         self._choice = tf.constant([0])
@@ -143,13 +143,14 @@ class LayerWatcher:
         )
 
 
-def fft_of_at_most(words: int, num_elements: int) -> Any:
-    """The codec ``fft`` with the largest density whose payload has no more than ``words`` words."""
+def fft_of_at_most(bits: float, num_elements: int) -> Any:
+    """The codec ``fft`` with the largest density whose payload has at most ``bits`` an element."""
     low, high = 0.0, 1.0
     for _ in range(30):
         middle = (low + high) / 2
         codec = Compression.from_spec(f"fft:values=identity,density={middle}").build()
-        low, high = (middle, high) if codec.num_words(num_elements) <= words else (low, middle)
+        fits = codec.bits_per_element(num_elements) <= bits
+        low, high = (middle, high) if fits else (low, middle)
     return Compression.from_spec(f"fft:values=identity,density={max(low, 1e-9)}").build()
 
 

@@ -332,6 +332,10 @@ class Codec(abc.ABC):
     def num_words(self, layout: Layout) -> int:
         """Returns ``m``, the payload's words for such coefficients; the same on all workers."""
 
+    def bits_per_element(self, num_elements: int) -> float:
+        """Returns the bits of a bucket's payload per gradient element."""
+        return 32 * self.num_words(self.transform.layout(num_elements)) / num_elements
+
     @abc.abstractmethod
     def encode(
         self,
