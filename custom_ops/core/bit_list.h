@@ -10,7 +10,7 @@ namespace gradcomp {
 
 // Masks that are listed at a time, and the room that a list of their bits needs.
 constexpr int64_t kListedMasks = 16;
-constexpr int64_t kBitListRoom = 64 * kListedMasks + 8;
+constexpr int64_t kBitListRoom = 64 * kListedMasks + 4;
 
 // Writes the numbers of the set bits of up to kListedMasks masks to `bits` [kBitListRoom], in
 // ascending order: bit i mod 64 of masks[i div 64] is number i. Returns how many there are; what

@@ -103,7 +103,8 @@ class Encoder {
     const DitheringScale scale =
         MakeDitheringScale(params_.standard, params_.levels, layout_.num_bits, norm, sent);
     EncodeRun(values_ + first, residual_ == nullptr ? nullptr : residual_ + first, first, size,
-              key_, params_.standard, scale, layout_.num_bits, IsStreamed(error_, count_),
+              key_, params_.standard, scale, layout_.num_bits,
+              IsStreamed(values_, residual_, error_, count_),
               block_.codes + PackedWords(first, layout_.num_bits),
               error_ == nullptr ? nullptr : error_ + first);
   }

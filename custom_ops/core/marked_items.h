@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The items that a selection considers: those whose keys reach a bound. They are found in one pass
-// over the bucket, and what is decided about them later needs no other.
+// The items that a selection considers: those whose keys reach a bound, found in one pass over the
+// bucket. Their keys are kept, and real items themselves, so that choosing among them needs no
+// other pass.
 
 #ifndef GRADCOMP_CORE_MARKED_ITEMS_H_
 #define GRADCOMP_CORE_MARKED_ITEMS_H_

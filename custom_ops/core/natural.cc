@@ -160,7 +160,7 @@ Status NaturalEncode(const float* values, const float* residual, int64_t count,
   uint8_t* const exponents = reinterpret_cast<uint8_t*>(words + 1);
   uint8_t* const codes = exponents + NumExponentBytes(count);
   std::atomic<bool> non_finite{false};
-  const bool streamed = IsStreamed(error, count);
+  const bool streamed = IsStreamed(values, residual, error, count);
   RunShards(parallel_for, blocks, kEncodeCycles, [&](int64_t begin, int64_t end) {
     for (int64_t block = begin; block < end; ++block) {
       const int64_t first = block * kNaturalBlock;

@@ -175,7 +175,7 @@ Status OneBitEncode(const float* values, const float* residual, int64_t count,
   const std::unique_ptr<Segment[]> segments = AllocateScratch<Segment>(num_segments);
   if (segments == nullptr) return OutOfScratch();
   std::atomic<bool> has_non_finite{false};
-  const bool streamed = IsStreamed(error, count);
+  const bool streamed = IsStreamed(values, residual, error, count);
 
   const auto words_of = [&](int64_t segment) {
     return SegmentWords{words + layout.flags() + segment * kOneBitSegmentFlags,

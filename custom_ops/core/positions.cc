@@ -45,8 +45,10 @@ template <int kComponents>
 void GatherShard(const uint64_t* selected, const float* values, int64_t n, int64_t k, int64_t begin,
                  int64_t end, int64_t j, uint32_t* block, float* kept) {
   if (PositionsLayoutOf(n, k) == PositionsLayout::kBitmap) {
-    const auto nothing = [](int64_t) {};
-    GatherItems<kComponents>(selected, values, begin, end, j, kept, nothing);
+    if constexpr (kComponents > 0) {
+      const auto nothing = [](int64_t) {};
+      GatherItems<kComponents>(selected, values, begin, end, j, kept, nothing);
+    }
     std::memcpy(block + begin / 32, selected + begin / 64,
                 static_cast<size_t>((end + 31) / 32 - begin / 32) * sizeof(uint32_t));
   } else {

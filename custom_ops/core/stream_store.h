@@ -3,7 +3,8 @@
 //
 // An ordinary store reads the line it is about to overwrite from memory first: of a pass that reads
 // two arrays and writes a third, that is a quarter of the traffic. Results are made in a tile in
-// the first-level cache, and go from there.
+// the first-level cache, and go from there. A result that overwrites what was read gains nothing:
+// its lines are in the cache already.
 
 #ifndef GRADCOMP_CORE_STREAM_STORE_H_
 #define GRADCOMP_CORE_STREAM_STORE_H_
@@ -24,12 +25,15 @@ namespace gradcomp {
 #define GRADCOMP_CACHED_FLOATS (int64_t{1} << 22)
 #endif
 
-// Whether an array is too large for the caches; its tiles must start at multiples of 16 bytes.
-inline bool IsStreamed(const float* array, int64_t num_floats) {
+// Whether to store a result of values and a residual past the caches: it is too large for them, and
+// has memory of its own. Its tiles must start at multiples of 16 bytes.
+inline bool IsStreamed(const float* values, const float* residual, const float* result,
+                       int64_t num_floats) {
 #if defined(__SSE2__)
-  return num_floats > GRADCOMP_CACHED_FLOATS && reinterpret_cast<uintptr_t>(array) % 16 == 0;
+  return num_floats > GRADCOMP_CACHED_FLOATS && result != values && result != residual &&
+         reinterpret_cast<uintptr_t>(result) % 16 == 0;
 #else
-  (void)array, (void)num_floats;
+  (void)values, (void)residual, (void)result, (void)num_floats;
   return false;
 #endif
 }

@@ -29,11 +29,12 @@ namespace gradcomp {
 //   sum         [n, components] values + residual; may be the memory of either. Not used without
 //               a residual.
 //
-// One pass over the values, another over those near the selected ones, and top-k where the capacity
-// does not suffice. Errors: InvalidArgument for arguments outside these limits, ResourceExhausted
-// if there is no memory for scratch space (1/8 byte an item, 4 more for wide ones; that of
-// TopKSelect on overflow). The same bits for any `parallel_for`, but for those of a NaN that is the
-// sum of two. Thread-safe.
+// One pass over the values, another over those near the selected ones unless they are real, and
+// top-k where the capacity does not suffice. Errors: InvalidArgument for arguments outside these
+// limits, ResourceExhausted if there is no memory for scratch space (1/8 byte an item, 4 bytes for
+// each that is selected, and 4 an item if they are wide; that of TopKSelect on overflow); the sum
+// may have overwritten an addend then. The same bits for any `parallel_for`, but for those of a NaN
+// that is the sum of two. Thread-safe.
 Status ThresholdSelect(const float* values, const float* residual, int64_t n, int components,
                        int64_t row_length, float threshold, int64_t capacity,
                        const ParallelFor& parallel_for, uint32_t* positions, float* kept,

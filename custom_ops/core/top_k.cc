@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cmath>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -123,27 +124,38 @@ Status ScanUntilBracketed(const PendingSum& unscanned, int64_t k, const Parallel
 
 // ---- From the bracket to the selection ---------------------------------------------------------
 
-// The `rank`-th largest key inside the bracket. Counts the ties of every chunk, and in `*above` the
-// keys in the bracket that are larger.
-uint32_t Threshold(const Bracket& bracket, int64_t rank, const MarkedItems& marked,
-                   std::vector<Counts>* counts, int64_t* above) {
+// Finds the `rank`-th largest key inside the bracket. Counts the ties of every chunk, and in
+// `*above` the keys in the bracket that are larger.
+Status FindThreshold(const Bracket& bracket, int64_t rank, const MarkedItems& marked,
+                     const ParallelFor& parallel_for, std::vector<Counts>* counts,
+                     uint32_t* threshold_out, int64_t* above) {
   *above = 0;
   if (bracket.lo == bracket.hi) {
     for (Counts& chunk : *counts) chunk.ties = chunk.inside;
-    return bracket.lo;
+    *threshold_out = bracket.lo;
+    return Status();
   }
+  std::vector<int64_t> offsets(counts->size());
   int64_t num_inside = 0;
-  for (const Counts& chunk : *counts) num_inside += chunk.inside;
-  std::vector<uint32_t> keys(static_cast<size_t>(num_inside) + 1);  // one to write in vain
-  uint32_t* next = keys.data();
-  for (int64_t chunk = 0; chunk < marked.num_chunks(); ++chunk) {
-    for (int64_t i = 0; i < marked.count(chunk); ++i) {
-      *next = marked.Key(chunk, i);
-      next += *next <= bracket.hi;
-    }
+  for (size_t chunk = 0; chunk < counts->size(); ++chunk) {
+    offsets[chunk] = num_inside;
+    num_inside += (*counts)[chunk].inside;
   }
-  const uint32_t threshold = SelectLargest(keys.data(), num_inside, rank);
-  const uint32_t* key = keys.data();
+  const std::unique_ptr<uint32_t[]> keys = AllocateScratch<uint32_t>(num_inside);
+  if (!keys) return OutOfScratch();
+  RunShards(parallel_for, marked.num_chunks(), MarkedItems::kFilterCycles,
+            [&](int64_t begin, int64_t end) {
+              for (int64_t chunk = begin; chunk < end; ++chunk) {
+                uint32_t* next = keys.get() + offsets[chunk];
+                const int64_t count = (*counts)[chunk].inside > 0 ? marked.count(chunk) : 0;
+                for (int64_t i = 0; i < count; ++i) {
+                  const uint32_t key = marked.Key(chunk, i);
+                  if (key <= bracket.hi) *next++ = key;
+                }
+              }
+            });
+  const uint32_t threshold = SelectLargest(keys.get(), num_inside, rank);
+  const uint32_t* key = keys.get();
   for (Counts& chunk : *counts) {
     int64_t num_above = 0, num_ties = 0;
     for (int64_t i = 0; i < chunk.inside; ++i, ++key) {
@@ -153,7 +165,8 @@ uint32_t Threshold(const Bracket& bracket, int64_t rank, const MarkedItems& mark
     chunk.ties = num_ties;
     *above += num_above;
   }
-  return threshold;
+  *threshold_out = threshold;
+  return Status();
 }
 
 // Leaves the selected items of a chunk marked: keys above the threshold, and the first `ties` of
@@ -200,8 +213,10 @@ Status TopKSelect(const float* values, const float* residual, int64_t n, int com
   Status status =
       ScanUntilBracketed(pending, k, parallel_for, &bracket, &marked, &counts, &above_bracket);
   if (!status.ok()) return status;
-  const uint32_t threshold =
-      Threshold(bracket, k - above_bracket, marked, &counts, &above_threshold);
+  uint32_t threshold = 0;
+  status = FindThreshold(bracket, k - above_bracket, marked, parallel_for, &counts, &threshold,
+                         &above_threshold);
+  if (!status.ok()) return status;
 
   // Ties go to the lowest index: a chunk gets what the chunks before it left over.
   std::vector<int64_t> ties(counts.size());

@@ -2,10 +2,9 @@
 // Exact top-k: the k items of largest magnitude, ties broken by lowest index (FORMAT.md, section
 // "Top-k: which items are kept").
 //
-// The k-th largest key is bracketed from a sample. One pass over the items then marks those above
-// the bracket and collects the few keys inside it, from which the k-th follows exactly. A bracket
-// that misses costs up to two more passes, never a wrong result. A residual is added in the first
-// of them.
+// The k-th largest key is bracketed from a sample. One pass over the items then keeps those that
+// reach the bracket, among which the k-th follows exactly. A bracket that misses costs up to two
+// more passes, never a wrong result. A residual is added in the first of them.
 
 #ifndef GRADCOMP_CORE_TOP_K_H_
 #define GRADCOMP_CORE_TOP_K_H_
@@ -31,9 +30,9 @@ namespace gradcomp {
 //               a residual.
 //
 // Errors: InvalidArgument for arguments outside these limits, ResourceExhausted if there is no
-// memory for scratch space (1/8 byte an item as a rule, up to 12 where the sample says nothing; 4
-// more for wide ones). The same bits for any `parallel_for`, but for those of a NaN that is the sum
-// of two. Thread-safe.
+// memory for scratch space: 1/8 byte an item, 4 bytes for each that is selected or near, 4 more for
+// each near one, and 4 an item if they are wide. Then the sum may have overwritten an addend. The
+// same bits for any `parallel_for`, but for those of a NaN that is the sum of two. Thread-safe.
 Status TopKSelect(const float* values, const float* residual, int64_t n, int components,
                   int64_t row_length, int64_t k, const ParallelFor& parallel_for,
                   uint32_t* positions, float* kept, float* sum);

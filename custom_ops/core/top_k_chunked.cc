@@ -39,7 +39,7 @@ class ChunkSelector {
   // belongs to item first + i.
   void Select(int64_t first, int64_t size, int64_t count, uint64_t* masks) {
     const uint32_t threshold = Threshold(first, size, count, masks);
-    const int64_t reached = items_.Mark(first, size, items_.values + first, threshold, masks);
+    const int64_t reached = Mark(first, size, threshold, masks);
     if (reached > count) DropTies(first, size, threshold, reached - count, masks);
     if (threshold < kSmallestKey) return;  // a chunk of zeros tells nothing about the next
     // For normal values at a density of 1 %, this is five standard deviations of the threshold.
@@ -55,7 +55,7 @@ class ChunkSelector {
     uint32_t step = kOctave;
     uint32_t key = guess_;
     for (int pass = 0; pass < kMaxPasses && high - low > 1; ++pass, step *= 2) {
-      const int64_t reached = items_.Mark(first, size, items_.values + first, key, masks);
+      const int64_t reached = Mark(first, size, key, masks);
       if (reached >= count) {
         if (reached <= 3 * count + kFewCandidates) return LargestMarked(first, size, count, masks);
         low = key;
@@ -64,14 +64,25 @@ class ChunkSelector {
       }
       high = key;
       if (low == 0) {
-        if (items_.Mark(first, size, items_.values + first, kSmallestKey, masks) < count) return 0;
+        if (Mark(first, size, kSmallestKey, masks) < count) return 0;
         low = kSmallestKey;
       }
       key -= std::min(step, (high - low) / 2);
     }
     if (high - low <= 1) return low;
-    items_.Mark(first, size, items_.values + first, low, masks);
+    Mark(first, size, low, masks);
     return LargestMarked(first, size, count, masks);
+  }
+
+  // Marks the items of a key of at least `threshold`, and returns how many there are.
+  int64_t Mark(int64_t first, int64_t size, uint32_t threshold, uint64_t* masks) const {
+    uint32_t keys[kKeyTile];
+    int64_t count = 0;
+    for (int64_t i = 0; i < size; i += kKeyTile) {
+      count += items_.MarkTile(first + i, std::min(kKeyTile, size - i), items_.values + first + i,
+                               threshold, masks + i / 64, keys);
+    }
+    return count;
   }
 
   // The `rank`-th largest key of the marked items.
@@ -89,7 +100,7 @@ class ChunkSelector {
   void DropTies(int64_t first, int64_t size, uint32_t threshold, int64_t surplus, uint64_t* masks) {
     int64_t m = SelectionWords(size);
     above_.resize(static_cast<size_t>(m));
-    items_.Mark(first, size, items_.values + first, threshold + 1, above_.data());
+    Mark(first, size, threshold + 1, above_.data());
     while (surplus > 0) {
       --m;
       uint64_t ties = masks[m] & ~above_[m];

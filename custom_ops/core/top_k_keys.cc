@@ -15,8 +15,6 @@
 namespace gradcomp {
 namespace {
 
-// Items whose keys are computed at a time, into an array that stays in the first-level cache.
-constexpr int64_t kTile = 1024;
 // Keys that take less time to sort in part than a histogram takes to clear.
 constexpr int64_t kFewKeys = 512;
 // Partial sums of a wide item's squares.
@@ -121,27 +119,16 @@ void KeyedItems::FixBins(int64_t first, int64_t count, int64_t bin, const float*
   }
 }
 
-int64_t KeyedItems::Mark(int64_t first, int64_t size, const float* at, uint32_t threshold,
-                         uint64_t* masks) const {
-  int64_t count = 0, done = 0;
-  if (components == 1) {
-    const int64_t num_masks = size / 64;
-    count += MaskValues(at, num_masks, threshold, masks);
-    done = num_masks * 64;
-  }
-  uint32_t keys[kTile];
-  for (; done < size; done += kTile) {
-    const int64_t tile = std::min(kTile, size - done);
-    const int64_t num_masks = (tile + 63) / 64;
-    Keys(first + done, tile, at + done * components, keys);
-    std::fill(keys + tile, keys + num_masks * 64, 0);
-    uint64_t* const tile_masks = masks + done / 64;
-    count += MaskKeys(keys, num_masks, threshold, tile_masks);
-    // What fills the last mask up reaches a threshold of zero.
-    if (tile % 64 != 0 && threshold == 0) {
-      tile_masks[num_masks - 1] &= (uint64_t{1} << (tile % 64)) - 1;
-      count -= num_masks * 64 - tile;
-    }
+int64_t KeyedItems::MarkTile(int64_t first, int64_t size, const float* at, uint32_t threshold,
+                             uint64_t* masks, uint32_t* keys) const {
+  if (components == 1 && size % 64 == 0) return MaskValues(at, size / 64, threshold, masks);
+  const int64_t num_masks = (size + 63) / 64;
+  Keys(first, size, at, keys);
+  std::fill(keys + size, keys + num_masks * 64, 0);
+  int64_t count = MaskKeys(keys, num_masks, threshold, masks);
+  if (size % 64 != 0 && threshold == 0) {  // which the fill reaches, too
+    masks[num_masks - 1] &= (uint64_t{1} << (size % 64)) - 1;
+    count -= num_masks * 64 - size;
   }
   return count;
 }

@@ -15,6 +15,9 @@
 
 namespace gradcomp {
 
+// Items whose keys are computed at a time, into an array that stays in the first-level cache.
+constexpr int64_t kKeyTile = 1024;
+
 struct KeyedItems;
 
 // The items of a selection's first pass, which may have to add them up itself.
@@ -22,7 +25,7 @@ struct PendingSum {
   const float* values;              // [n, components]
   const float* residual = nullptr;  // [n, components], or null: there is nothing to add
   float* sum = nullptr;             // [n, components], may be the memory of either
-  bool streamed = false;            // the sum is too large for caches
+  bool streamed = false;            // the sum has memory of its own, too large for caches
 
   // Nothing to add.
   explicit PendingSum(const float* values) : values(values) {}
@@ -31,7 +34,7 @@ struct PendingSum {
       : values(values),
         residual(residual),
         sum(sum),
-        streamed(residual != nullptr && IsStreamed(sum, num_floats)) {}
+        streamed(IsStreamed(values, residual, sum, num_floats)) {}
 
   // Where the sum is, once it is complete.
   const float* total() const { return residual == nullptr ? values : sum; }
@@ -73,11 +76,12 @@ struct KeyedItems {
   // other items. ResourceExhausted if there is no memory for them.
   Status ComputeWideKeys(PendingSum* pending, const ParallelFor& parallel_for);
 
-  // Marks which of `size` items from `first` on, whose components are at `at`, have a key of at
-  // least `threshold`, and returns how many. Bit i mod 64 of masks[i div 64] belongs to item
-  // first + i; bits from `size` on are cleared.
-  int64_t Mark(int64_t first, int64_t size, const float* at, uint32_t threshold,
-               uint64_t* masks) const;
+  // Marks which of `size` <= kKeyTile items from `first` on, whose components are at `at`, have a
+  // key of at least `threshold`, and returns how many. Bit i mod 64 of masks[i div 64] belongs to
+  // item first + i; bits from `size` on are cleared. `keys` [kKeyTile] receives the keys, but for
+  // real items, which are compared as they are loaded.
+  int64_t MarkTile(int64_t first, int64_t size, const float* at, uint32_t threshold,
+                   uint64_t* masks, uint32_t* keys) const;
 
   // InvalidArgument for a bad number of components, and unless row_length is 0, or positive with
   // complex items that fill their rows.

@@ -5,7 +5,6 @@ Where the system allows it, they run in a network of their own, so that nobody e
 counted. Elsewhere these tests want a quiet machine.
 """
 
-import functools
 import json
 import math
 import os
@@ -63,7 +62,6 @@ def images(tmp_path, rng):
     return folder
 
 
-@functools.cache
 def run(*command, timeout=400):
     environment = {key: value for key, value in os.environ.items() if key != "TF_CONFIG"}
     paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]

@@ -24,7 +24,11 @@ BUILDS = {
         "-fsanitize=address,undefined",
         "-fno-sanitize-recover=all",
     ],
-    "avx2": ["-O3", '-DGRADCOMP_MULTIVERSION=__attribute__((target("arch=x86-64-v3")))'],
+    "avx2": [
+        "-O3",
+        '-DGRADCOMP_MULTIVERSION=__attribute__((target("arch=x86-64-v3")))',
+        "-DGRADCOMP_CACHED_FLOATS=500",
+    ],
 }
 
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import subprocess
 
 # A network and a /sys of the process' own; "$@" is the command that follows.
@@ -13,6 +14,7 @@ _OWN_NETWORK = (
 )
 
 
+@functools.cache
 def prefix() -> tuple[str, ...]:
     """The command that gives another one its own network; nothing where that is not allowed."""
     try:
