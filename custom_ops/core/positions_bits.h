@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Bits of 32-bit words, for positions*.cc and random_k.cc: bit b is bit b mod 32 of word b div 32.
+// Bits of 32-bit words, for positions*.cc, random_k.cc and nonzero_blocks.cc: bit b is bit b mod 32
+// of word b div 32.
 
 #ifndef GRADCOMP_CORE_POSITIONS_BITS_H_
 #define GRADCOMP_CORE_POSITIONS_BITS_H_
