@@ -79,7 +79,10 @@ def test_error_feedback_is_on_for_biased_codecs_only():
         ("fft:scope=tensor", ["scope", "layer, bucket, model", "'tensor'"]),
         ("fft:error_feedback=maybe", ["error_feedback", "'maybe'"]),
         ("fft:bucket_bytes=0", ["bucket_bytes", "got 0"]),
-        ("fft:transport=ring", ["transport", "auto or all_gather or scatter_reduce", "'ring'"]),
+        (
+            "fft:transport=ring",
+            ["transport", "auto or all_gather or scatter_reduce or block_sparse", "'ring'"],
+        ),
         ("powersgd:transport=all_gather", ["transport of 'powersgd' must be auto"]),
         ("none:transport=all_gather", ["transport of 'none' must be auto"]),
         ("none:density=0.1", ["'none'", "'density'"]),

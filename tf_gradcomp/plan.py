@@ -14,6 +14,7 @@ from tf_gradcomp.codecs.base import Codec, Layout, LowRank
 from tf_gradcomp.compression import AUTO_TRANSPORT, DEFAULT_BUCKET_BYTES, Compression
 from tf_gradcomp.policy import Policy, VariableInfo
 from tf_gradcomp.transports import TRANSPORTS
+from tf_gradcomp.transports.base import PayloadSize
 from tf_gradcomp.transports.dense import Dense
 
 BYTES_PER_WORD = 4
@@ -178,14 +179,21 @@ def _compressed_bucket(
         layout, lossless = codec.transform.layout(num_elements), codec.lossless
         transport = _choose_transport(codec, layout, compression.transport, num_workers)
         num_shards = TRANSPORTS[transport].num_shards(num_workers)
-        shard_words = codec.num_words(layout.shard(num_shards))
-        num_words = shard_words * num_shards
-        sent_words = shard_words * TRANSPORTS[transport].sent_share(num_workers)
+        num_words = codec.num_words(layout.shard(num_shards)) * num_shards
+        sent_words = _sent_words(codec, layout, transport, num_workers)
     dense_bytes = sum(_num_bytes(variables[i]) for i in indices)
     shrinks = sent_words * BYTES_PER_WORD < dense_bytes * Dense.sent_share(num_workers)
     payload_bytes = int(num_words * BYTES_PER_WORD)
     bucket = Bucket(tuple(indices), num_elements, "float32", compression, payload_bytes, transport)
     return bucket, shrinks or lossless
+
+
+def _sent_words(codec: Codec, layout: Layout, transport: str, num_workers: int) -> float:
+    shard = layout.shard(TRANSPORTS[transport].num_shards(num_workers))
+    size = PayloadSize(
+        codec.num_words(shard), shard.num_items, shard.components, codec.density(shard)
+    )
+    return TRANSPORTS[transport].sent_words(size, num_workers)
 
 
 def _choose_transport(codec: Codec, layout: Layout, transport: str, num_workers: int) -> str:
@@ -195,14 +203,10 @@ def _choose_transport(codec: Codec, layout: Layout, transport: str, num_workers:
     """
     if transport != AUTO_TRANSPORT:
         return transport
-
-    def sent_words(name: str) -> float:
-        shard = layout.shard(TRANSPORTS[name].num_shards(num_workers))
-        return codec.num_words(shard) * TRANSPORTS[name].sent_share(num_workers)
-
-    first, *others = TRANSPORTS
-    best = min(others, key=sent_words)
-    return best if 2 * sent_words(best) < sent_words(first) else first
+    sent_words = {name: _sent_words(codec, layout, name, num_workers) for name in TRANSPORTS}
+    first = next(iter(TRANSPORTS))
+    best = min(sent_words, key=lambda name: sent_words[name])
+    return best if 2 * sent_words[best] < sent_words[first] else first
 
 
 def _dense_buckets(variables: Sequence[VariableInfo], indices: list[int]) -> list[Bucket]:

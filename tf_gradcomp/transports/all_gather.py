@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from tf_gradcomp.transports.base import Coder, Collectives, Summed
+from tf_gradcomp.transports.base import Coder, Collectives, PayloadSize, Summed
 
 
 class AllGather:
@@ -23,9 +23,9 @@ class AllGather:
         return 1
 
     @staticmethod
-    def sent_share(num_workers: int) -> float:
-        """Returns how many times a worker sends its payload, or another's."""
-        return num_workers - 1.0
+    def sent_words(shard: PayloadSize, num_workers: int) -> float:
+        """Returns the words that a worker sends: its own, or passed on."""
+        return shard.num_words * (num_workers - 1.0)
 
     def __init__(self, collectives: Collectives) -> None:
         self._collectives = collectives

@@ -95,6 +95,22 @@ class Summed(NamedTuple):
     residuals: Sequence[tf.Tensor]
 
 
+class PayloadSize(NamedTuple):
+    """How large a shard and its payload are.
+
+    Attributes:
+      num_words: 32-bit words of the payload.
+      num_items: items of the shard's coefficients.
+      components: float32 values of an item.
+      density: share of the items that the payload has room for, in (0, 1].
+    """
+
+    num_words: int
+    num_items: int
+    components: int
+    density: float
+
+
 class Transport(Protocol):
     """A way for payloads to become the sum on every worker. It holds no state."""
 
@@ -106,8 +122,8 @@ class Transport(Protocol):
         ...
 
     @staticmethod
-    def sent_share(num_workers: int) -> float:
-        """Returns how many payloads of a shard a worker sends in an exchange."""
+    def sent_words(shard: PayloadSize, num_workers: int) -> float:
+        """Returns the words that a worker sends in an exchange."""
         ...
 
     def residual_shapes(

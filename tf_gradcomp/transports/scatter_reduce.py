@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 import tensorflow as tf
 
-from tf_gradcomp.transports.base import Coder, Collectives, Summed
+from tf_gradcomp.transports.base import Coder, Collectives, PayloadSize, Summed
 
 
 class ScatterReduce:
@@ -31,9 +31,9 @@ class ScatterReduce:
         return num_workers
 
     @staticmethod
-    def sent_share(num_workers: int) -> float:
-        """Returns how many payloads of a shard a worker sends."""
-        return 2.0 * (num_workers - 1)
+    def sent_words(shard: PayloadSize, num_workers: int) -> float:
+        """Returns the words that a worker sends: its own, or passed on."""
+        return shard.num_words * 2.0 * (num_workers - 1)
 
     def __init__(self, collectives: Collectives) -> None:
         self._collectives = collectives
