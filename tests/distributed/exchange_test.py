@@ -32,6 +32,26 @@ def test_identity_is_the_sum_in_worker_order(num_workers, transport):
         np.testing.assert_array_equal(np.float32(result["sums"][0]), expected.ravel(), strict=True)
 
 
+@pytest.mark.parametrize("transport", ["all_gather", "scatter_reduce", "block_sparse"])
+@pytest.mark.parametrize(
+    ("num_workers", "sizes"),
+    [
+        (2, (1, 1000, 300_007)),
+        pytest.param(1, (1, 1000), marks=pytest.mark.slow),
+        pytest.param(3, (1, 2, 1_000_003, 10 << 20), marks=pytest.mark.slow),
+        pytest.param(4, (1, 3, 1_000_003, 10 << 20), marks=pytest.mark.slow),
+    ],
+)
+def test_lossless_transports_sum_exactly(transport, num_workers, sizes):
+    results = probe("transport_sums", transport, *map(str, sizes), num_workers=num_workers)
+    for outcomes in zip(*(result["outcomes"] for result in results), strict=True):
+        first = outcomes[0]
+        assert all(outcome["digest"] == first["digest"] for outcome in outcomes), first
+        # TensorFlow's ring adds up in an order of its own.
+        is_right = first["digest"] == first["expected"] or transport == "block_sparse"
+        assert is_right and first["is_close"], first
+
+
 def test_sparse_gradients_keep_their_rows():
     results = probe("custom_loop", "fft")
     table = np.zeros((9, 5), np.float32)

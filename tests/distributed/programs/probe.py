@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import sys
 import time
@@ -87,6 +88,55 @@ _SHAPES = {"kernel": (64, 128), "bias": (80,), "scalar": ()}
 
 def gradient(worker: int, shape: tf.TensorShape) -> np.ndarray:
     return np.random.default_rng(worker).normal(size=shape).astype(np.float32)
+
+
+def transport_sums(transport: str, *sizes: str) -> None:
+    """Lossless sums of gradients of several sizes, some of them zero in most places."""
+    strategy = Strategy(tfgc.Policy(rules=(("*", f"identity:scope=layer,transport={transport}"),)))
+    worker = strategy.extended.reducer.collectives.worker_index
+    num_workers = strategy.extended.reducer.collectives.num_workers
+    with strategy.scope():
+        variables = [tf.Variable(tf.zeros([int(size)]), name=f"v{size}") for size in sizes]
+
+    @tf.function
+    def step(gradients: list[tf.Tensor]) -> list[tf.Tensor]:
+        def replica_step() -> list[tf.Tensor]:
+            own = [tf.identity(gradient) for gradient in gradients]
+            pairs = [*zip(own, variables, strict=True)]
+            return [total for total, _ in tfgc.all_reduce_gradients(pairs)]
+
+        return strategy.run(replica_step)
+
+    outcomes = []
+    # The union of what is not zero differs from step to step, and is empty in one.
+    for density in (1.0, 0.0, 0.01, 0.3):
+        gradients = [_mostly_zero(worker, int(size), density) for size in sizes]
+        for size, total in zip(sizes, step([tf.constant(g) for g in gradients]), strict=True):
+            parts = [_mostly_zero(w, int(size), density) for w in range(num_workers)]
+            expected = parts[0]
+            for part in parts[1:]:
+                expected = expected + part
+            outcomes.append(
+                {
+                    "case": f"{size} values, density {density}",
+                    "digest": hashlib.sha256(total.numpy().tobytes()).hexdigest(),
+                    "expected": hashlib.sha256(expected.tobytes()).hexdigest(),
+                    # Adding W numbers in any order errs by W - 1 roundings of partial sums.
+                    "is_close": bool(
+                        np.all(
+                            np.abs(total.numpy() - expected)
+                            <= num_workers * 2.0**-24 * sum(np.abs(part) for part in parts)
+                        )
+                    ),
+                }
+            )
+    cluster.report(outcomes=outcomes)
+
+
+def _mostly_zero(worker: int, size: int, density: float) -> np.ndarray:
+    rng = np.random.default_rng([worker, size])
+    is_kept = rng.random(-(-size // 256)) < density
+    return rng.normal(size=size).astype(np.float32) * np.repeat(is_kept, 256)[:size]
 
 
 def local_devices(spec: str) -> None:
