@@ -144,6 +144,24 @@ def sidco(density: float = 0.01, fit: str = "gamma_pareto", stages: int = 3) -> 
     return Compression("sidco", tuple(params.items()), scope="model")
 
 
+def omnireduce(density: float = 0.01, block: int = 256) -> Compression:
+    """OmniReduce with block top-k: the largest blocks, exchanged by their union over the workers.
+
+    Source: Fei et al., "Efficient Sparse Collective Communication and its application to Accelerate
+    Distributed Deep Learning", SIGCOMM 2021.
+
+    Args:
+      density: share of the blocks that a worker keeps.
+      block: elements of a block.
+    """
+    return Compression(
+        "block_topk",
+        (("density", density), ("block", block)),
+        scope="layer",
+        transport="block_sparse",
+    )
+
+
 def powersgd(rank: int = 4) -> Compression:
     """PowerSGD: matrices approximated by one step of power iteration, with error feedback.
 
