@@ -59,6 +59,30 @@ def test_other_codecs_train(spec):
 @pytest.mark.parametrize(
     "arguments",
     [
+        # All-to-all in a loop, and the view's change moves both residuals.
+        pytest.param(
+            ("--compression=dct:transport=scatter_reduce", "--steps-per-execution=2"),
+            id="scatter_reduce",
+        ),
+        # Collectives in the branches of a condition, of shapes that change from step to step.
+        pytest.param(
+            (
+                "--compression=block_topk:density=0.1,block=64,transport=block_sparse",
+                "--steps-per-execution=2",
+            ),
+            id="block_sparse",
+        ),
+    ],
+)
+def test_other_transports_train(arguments):
+    results = train(*arguments)
+    assert_workers_agree(results)
+    assert_learned(results[0])
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
         pytest.param(("--compression=powersgd:rank=2",), id="powersgd"),
         # All-reduces in the branches of a condition in a loop.
         pytest.param(("--compression=acpsgd:rank=2", "--steps-per-execution=2"), id="acpsgd"),
