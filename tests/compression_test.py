@@ -81,7 +81,11 @@ def test_error_feedback_is_on_for_biased_codecs_only():
         ("fft:bucket_bytes=0", ["bucket_bytes", "got 0"]),
         (
             "fft:transport=ring",
-            ["transport", "auto or all_gather or scatter_reduce or block_sparse", "'ring'"],
+            [
+                "transport",
+                "auto or all_gather or scatter_reduce or block_sparse or integer",
+                "'ring'",
+            ],
         ),
         ("powersgd:transport=all_gather", ["transport of 'powersgd' must be auto"]),
         ("none:transport=all_gather", ["transport of 'none' must be auto"]),

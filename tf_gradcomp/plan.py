@@ -171,13 +171,14 @@ def _compressed_bucket(
     """Returns the bucket of these variables, and whether to send it compressed."""
     num_elements = sum(variables[i].num_elements for i in indices)
     codec = compression.build()
-    transport, lossless = "", False
+    transport, lossless, saves = "", False, True
     if isinstance(codec, LowRank):
         num_words = codec.num_words([variables[i].shape for i in indices])
         sent_words = num_words * Dense.sent_share(num_workers)
     else:
         layout, lossless = codec.transform.layout(num_elements), codec.lossless
         transport = _choose_transport(codec, layout, compression.transport, num_workers)
+        saves = TRANSPORTS[transport].saves
         num_shards = TRANSPORTS[transport].num_shards(num_workers)
         num_words = codec.num_words(layout.shard(num_shards)) * num_shards
         sent_words = _sent_words(codec, layout, transport, num_workers)
@@ -185,7 +186,7 @@ def _compressed_bucket(
     shrinks = sent_words * BYTES_PER_WORD < dense_bytes * Dense.sent_share(num_workers)
     payload_bytes = int(num_words * BYTES_PER_WORD)
     bucket = Bucket(tuple(indices), num_elements, "float32", compression, payload_bytes, transport)
-    return bucket, shrinks or lossless
+    return bucket, shrinks or lossless or not saves
 
 
 def _sent_words(codec: Codec, layout: Layout, transport: str, num_workers: int) -> float:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from tf_gradcomp.transports.all_gather import AllGather
 from tf_gradcomp.transports.base import Transport
 from tf_gradcomp.transports.block_sparse import BlockSparse
+from tf_gradcomp.transports.integer import Integer
 from tf_gradcomp.transports.scatter_reduce import ScatterReduce
 
 # Those of codecs' payloads, by name. The first one is taken where it costs no more.
@@ -13,4 +14,5 @@ TRANSPORTS: dict[str, type[Transport]] = {
     "all_gather": AllGather,
     "scatter_reduce": ScatterReduce,
     "block_sparse": BlockSparse,
+    "integer": Integer,
 }

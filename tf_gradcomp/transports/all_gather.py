@@ -17,6 +17,8 @@ class AllGather:
     grows with the number of workers.
     """
 
+    saves = True
+
     @staticmethod
     def num_shards(num_workers: int) -> int:
         """Returns 1: a bucket is encoded as a whole."""

@@ -112,7 +112,13 @@ class PayloadSize(NamedTuple):
 
 
 class Transport(Protocol):
-    """A way for payloads to become the sum on every worker. It holds no state."""
+    """A way for payloads to become the sum on every worker. It holds no state.
+
+    Attributes:
+      saves: whether it is there to send less: where it does not, gradients are sent dense.
+    """
+
+    saves: bool
 
     def __init__(self, collectives: Collectives) -> None: ...
 

@@ -37,6 +37,8 @@ class BlockSparse:
     travels, and the masks are what it costs.
     """
 
+    saves = True
+
     @staticmethod
     def num_shards(num_workers: int) -> int:
         """Returns 1: a bucket is encoded as a whole."""

@@ -25,6 +25,8 @@ class ScatterReduce:
     there are. What it costs is a second loss, and two collectives where all-gather takes one.
     """
 
+    saves = True
+
     @staticmethod
     def num_shards(num_workers: int) -> int:
         """Returns one shard per worker."""
