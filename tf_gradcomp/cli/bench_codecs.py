@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import functools
-import json
 import os
 import statistics
 import sys
@@ -21,6 +20,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tf_gradcomp.cli.bench_output import check_json_path, table, write_json
+from tf_gradcomp.cli.refusal import REFUSED, Refusal
 from tf_gradcomp.ops import loader
 
 if TYPE_CHECKING:
@@ -37,7 +38,6 @@ _MAX_ELEMENTS = 1 << 30
 _WARM_UP_ROUNDS = 5  # the residual, too, needs some steps to reach its usual size
 _ENOUGH_SECONDS = 20.0
 _SEED = 2018
-_REFUSED = 2  # exit code, as argparse's
 
 _DESCRIPTION = """\
 Times what one worker does around the exchange of a bucket of float32 gradient elements:
@@ -50,10 +50,6 @@ and the same job as the default FFT codec's written with tf.signal.rfft, tf.math
 tf.gather ("python-baseline"). Views see a matrix of 1,024 columns, and view=auto is timed along
 them. All take turns in one run; in its turn each runs twice, and the second run counts. The times
 are medians; what has taken 20 seconds is not repeated. On CPU."""
-
-
-class _Refusal(Exception):
-    """The command cannot be run as given; the message says why, in one line."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,15 +129,14 @@ def run(args: argparse.Namespace) -> int:
         _check_options(args)
         compressions = _compressions(specs)
         results = _measure_all(compressions, args)
-    except _Refusal as refusal:
-        return _fail(str(refusal), _REFUSED)
+    except Refusal as refusal:
+        return _fail(str(refusal), REFUSED)
     except ImportError as error:
         return _fail(str(error), 1)
     _print_table(results)
     if args.json is not None:
-        text = json.dumps([dataclasses.asdict(result) for result in results], indent=2)
         try:
-            args.json.write_text(text + "\n", encoding="utf-8")
+            write_json(args.json, results)
         except OSError as error:
             return _fail(f"cannot write {args.json}: {error.strerror}", 1)
     return 0
@@ -154,14 +149,12 @@ def _fail(message: str, code: int) -> int:
 
 def _check_options(args: argparse.Namespace) -> None:
     if not 1 <= args.elements <= _MAX_ELEMENTS:
-        raise _Refusal(f"--elements must be in 1..{_MAX_ELEMENTS}, got {args.elements}")
+        raise Refusal(f"--elements must be in 1..{_MAX_ELEMENTS}, got {args.elements}")
     for name in ("threads", "workers", "repeats"):
         value = getattr(args, name)
         if value < 1:
-            raise _Refusal(f"--{name} must be at least 1, got {value}")
-    # Found out now, and not after a minute of measuring.
-    if args.json is not None and (args.json.is_dir() or not args.json.parent.is_dir()):
-        raise _Refusal(f"--json {args.json}: not a file in an existing folder")
+            raise Refusal(f"--{name} must be at least 1, got {value}")
+    check_json_path(args.json)
 
 
 def _compressions(specs: Sequence[str]) -> dict[str, Compression]:
@@ -173,11 +166,11 @@ def _compressions(specs: Sequence[str]) -> dict[str, Compression]:
         try:
             compression = Compression.from_spec(spec)
         except ValueError as error:
-            raise _Refusal(str(error)) from None
+            raise Refusal(str(error)) from None
         if compression.is_dense:
-            raise _Refusal(f"{spec!r} is no codec; 'identity' is the one that changes nothing")
+            raise Refusal(f"{spec!r} is no codec; 'identity' is the one that changes nothing")
         if not isinstance(compression.build(), Codec):
-            raise _Refusal(f"{spec!r} cannot be timed here: it exchanges factors, not a payload")
+            raise Refusal(f"{spec!r} cannot be timed here: it exchanges factors, not a payload")
         compressions[spec] = compression
     return compressions
 
@@ -335,11 +328,7 @@ def _print_table(results: Sequence[Result]) -> None:
                 f"{result.relative_error:.4f}",
             ]
         )
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    print()
-    for name, *figures in rows:
-        cells = [f"{figure:>{width}}" for figure, width in zip(figures, widths[1:], strict=True)]
-        print("  ".join([f"{name:<{widths[0]}}", *cells]).rstrip())
+    print(f"\n{table(rows)}")
     print(
         "\nGB/s: gradient bytes per encoding time. x copy: time over copying time. speed-up:\n"
         f"encoding, over {BASELINE}. error: relative error of one worker's first step."

@@ -15,11 +15,11 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
+from tf_gradcomp.cli.refusal import REFUSED, Refusal
 from tf_gradcomp.cli.worker_group import WorkerGroup, say
 
 _HOST = "127.0.0.1"
 _THREADS_VARIABLE = "TF_NUM_INTRAOP_THREADS"  # read by TensorFlow when its runtime starts
-_REFUSED = 2  # exit code, as argparse's
 
 _DESCRIPTION = """\
 Runs a Python script on N workers of this machine, which find each other through TF_CONFIG.
@@ -34,10 +34,6 @@ examples:
   tf-gradcomp launch -n 4 --threads 2 --env TF_CPP_MIN_LOG_LEVEL=2 -m project.train --epochs 3
 
 On a cluster its scheduler starts the workers and sets TF_CONFIG, without this command."""
-
-
-class _Refusal(Exception):
-    """The command cannot be run as given; the message says why, in one line."""
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -117,10 +113,10 @@ def run(args: argparse.Namespace) -> int:
     try:
         command = _python_command(args.worker_command)
         environment, threads = _shared_environment(args)
-        addresses = _addresses(args.num_workers, args.host_port_base)
-    except _Refusal as refusal:
+        addresses = free_addresses(args.num_workers, args.host_port_base)
+    except Refusal as refusal:
         say(f"error: {refusal}")
-        return _REFUSED
+        return REFUSED
 
     environments = [
         environment | {"TF_CONFIG": tf_config(addresses, index)} for index in range(len(addresses))
@@ -149,14 +145,14 @@ def _python_command(worker_command: Sequence[str]) -> list[str]:
     """The command line of a worker: this Python, unbuffered, so that no line comes late."""
     python = [sys.executable, "-u"]
     if not worker_command:
-        raise _Refusal("no script given; see tf-gradcomp launch --help")
+        raise Refusal("no script given; see tf-gradcomp launch --help")
     target = worker_command[0]
     if target == "-m" and len(worker_command) == 1:
-        raise _Refusal("-m needs the name of a module")
+        raise Refusal("-m needs the name of a module")
     if target.startswith("-m"):
         return [*python, *worker_command]
     if not os.path.exists(target):
-        raise _Refusal(f"script {target!r} does not exist")
+        raise Refusal(f"script {target!r} does not exist")
     if target.startswith("-"):  # given after `--`; to Python it would be an option
         target = os.path.join(os.curdir, target)
     return [*python, target, *worker_command[1:]]
@@ -165,13 +161,13 @@ def _python_command(worker_command: Sequence[str]) -> list[str]:
 def _shared_environment(args: argparse.Namespace) -> tuple[dict[str, str], str]:
     """What all workers find in their environment, and their number of threads."""
     if args.num_workers < 1:
-        raise _Refusal(f"-n must be at least 1, got {args.num_workers}")
+        raise Refusal(f"-n must be at least 1, got {args.num_workers}")
     if args.threads is not None and args.threads < 1:
-        raise _Refusal(f"--threads must be at least 1, got {args.threads}")
+        raise Refusal(f"--threads must be at least 1, got {args.threads}")
     if not args.grace >= 0:  # so written because NaN is refused too
-        raise _Refusal(f"--grace must be at least 0 seconds, got {args.grace:g}")
+        raise Refusal(f"--grace must be at least 0 seconds, got {args.grace:g}")
     if "TF_CONFIG" in os.environ:
-        raise _Refusal(
+        raise Refusal(
             "TF_CONFIG is already set, so this process seems to be a worker itself; "
             "run the script without launch, or unset TF_CONFIG"
         )
@@ -179,9 +175,9 @@ def _shared_environment(args: argparse.Namespace) -> tuple[dict[str, str], str]:
     for setting in args.env:
         name, separator, value = setting.partition("=")
         if not name or not separator:
-            raise _Refusal(f"--env takes NAME=VALUE, got {setting!r}")
+            raise Refusal(f"--env takes NAME=VALUE, got {setting!r}")
         if name == "TF_CONFIG":
-            raise _Refusal("--env cannot set TF_CONFIG, which is different for each worker")
+            raise Refusal("--env cannot set TF_CONFIG, which is different for each worker")
         environment[name] = value
     if args.threads is not None:
         environment[_THREADS_VARIABLE] = str(args.threads)
@@ -197,15 +193,18 @@ def _usable_cores() -> int:
     return os.cpu_count() or 1
 
 
-def _addresses(num_workers: int, port_base: int | None) -> list[str]:
-    """One free address per worker.
+def free_addresses(num_workers: int, port_base: int | None) -> list[str]:
+    """Returns one free address per worker.
 
     A port may be taken by someone else between this check and the worker's own bind: the worker
     has to bind it itself, so the launcher must let go of it. The worker then fails and says so.
     All ports are held until all are chosen, since the system might offer the same one twice.
+
+    Raises:
+      Refusal: a port is taken or out of range.
     """
     if port_base is not None and not 1 <= port_base <= 65536 - num_workers:
-        raise _Refusal(
+        raise Refusal(
             f"--host-port-base must be in 1..{65536 - num_workers} for {num_workers} workers, "
             f"got {port_base}"
         )
@@ -221,6 +220,6 @@ def _addresses(num_workers: int, port_base: int | None) -> list[str]:
                 probe.bind(("", port))
             except OSError as error:
                 what = f"port {port}" if port else "a free port"
-                raise _Refusal(f"cannot use {what}: {error.strerror}") from None
+                raise Refusal(f"cannot use {what}: {error.strerror}") from None
             addresses.append(f"{_HOST}:{probe.getsockname()[1]}")
     return addresses

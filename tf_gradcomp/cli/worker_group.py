@@ -17,7 +17,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FrameType
 from typing import IO
 
@@ -97,6 +97,7 @@ class WorkerGroup:
       out: file descriptor the workers' output goes to, each line whole and behind its worker's
         prefix.
       encoding: of `out`; characters it lacks are replaced.
+      say: takes the messages about workers that fail or are ended, one line each.
     """
 
     def __init__(
@@ -106,7 +107,9 @@ class WorkerGroup:
         grace: float,
         out: int,
         encoding: str = "utf-8",
+        say: Callable[[str], None] = say,
     ) -> None:
+        self._say = say
         self._command = list(command)
         self._environments = environments
         self._grace = grace
@@ -282,7 +285,7 @@ class WorkerGroup:
         if self._leave_at is None and self._kill_at is not None and now >= self._kill_at:
             self._leave_at = now + DRAIN_SECONDS
             for worker in self._running():
-                say(f"worker {worker.index} did not end within {self._grace:g} s; killing it")
+                self._say(f"worker {worker.index} did not end within {self._grace:g} s; killing it")
             self._send(signal.SIGKILL)
 
     def _running(self) -> list[Worker]:
@@ -298,7 +301,7 @@ class WorkerGroup:
             first = self._failures[0]
             assert first.returncode is not None
             cause = f"worker {first.index} {describe_exit(first.returncode)}"
-        say(f"{cause}; ending {len(running)} worker{'s' if len(running) > 1 else ''}")
+        self._say(f"{cause}; ending {len(running)} worker{'s' if len(running) > 1 else ''}")
 
     def _send(self, signum: int) -> None:
         for worker in self._workers:
@@ -324,16 +327,16 @@ class WorkerGroup:
             assert first.returncode is not None
             for other in others:
                 assert other.returncode is not None
-                say(f"worker {other.index} {describe_exit(other.returncode)}, after that")
+                self._say(f"worker {other.index} {describe_exit(other.returncode)}, after that")
             how = describe_exit(first.returncode)
             if first.tail:
-                say(f"worker {first.index} {how}; its last lines:")
+                self._say(f"worker {first.index} {how}; its last lines:")
                 with contextlib.suppress(OSError):
                     for line in first.tail:
                         print(f"{first.prefix}{line}", file=sys.stderr)
                     sys.stderr.flush()
             else:
-                say(f"worker {first.index} {how}; it printed nothing")
+                self._say(f"worker {first.index} {how}; it printed nothing")
             return exit_status(first.returncode)
         if self._signals:
             return 128 + self._signals[0]
