@@ -11,7 +11,7 @@ import argparse
 import importlib
 from types import ModuleType
 
-_BENCHMARKS = ("codecs",)
+_BENCHMARKS = ("codecs", "network")
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

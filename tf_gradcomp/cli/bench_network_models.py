@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The models that `tf-gradcomp bench network` trains, in plain TensorFlow, on random data.
+
+Without Keras, the same graph serves for a step with the exchange and for one without.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Protocol, TypeAlias
+
+import numpy as np
+import tensorflow as tf
+
+from tf_gradcomp.cli import bench_network_workloads as workloads
+
+Gradient: TypeAlias = tf.Tensor | tf.IndexedSlices
+
+_LEARNING_RATE = 1e-3
+_MOMENTUM = 0.9
+_SEED = 7
+_HIDDEN_UNITS = 64  # of the recommender
+
+
+class Model(Protocol):
+    """One worker's share of a training step.
+
+    Attributes:
+      variables: what is trained; the same values on all workers at the start.
+      computes: whether a step without an exchange does anything worth timing.
+    """
+
+    variables: Sequence[tf.Variable]
+    computes: bool
+
+    def gradients(self) -> list[Gradient]:
+        """Returns this worker's gradient of each variable."""
+        ...
+
+    def use(self, sums: Sequence[Gradient]) -> list[Gradient]:
+        """Does with the summed gradients what a step does, and returns what it must not skip."""
+        ...
+
+
+def build(workload: workloads.Workload, worker: int) -> Model:
+    """Makes the model of a workload, and the data of a worker."""
+    if isinstance(workload, workloads.Cnn):
+        return CnnModel(workload.batch, worker)
+    if isinstance(workload, workloads.Recommender):
+        return RecommenderModel(workload, worker)
+    return ExchangeAlone(workload.gradient(worker))
+
+
+class _Trained:
+    """A model with a loss, trained by SGD with momentum."""
+
+    computes = True
+
+    def __init__(self, variables: Sequence[tf.Variable]) -> None:
+        self.variables = variables
+        self._momenta = [tf.Variable(tf.zeros_like(v), trainable=False) for v in variables]
+
+    def loss(self) -> tf.Tensor:
+        raise NotImplementedError
+
+    def gradients(self) -> list[Gradient]:
+        with tf.GradientTape() as tape:
+            loss = self.loss()
+        return tape.gradient(loss, self.variables)
+
+    def use(self, sums: Sequence[Gradient]) -> list[Gradient]:
+        for variable, momentum, total in zip(self.variables, self._momenta, sums, strict=True):
+            if isinstance(total, tf.IndexedSlices):  # without momentum, which would touch all rows
+                rows = tf.IndexedSlices(_LEARNING_RATE * total.values, total.indices)
+                variable.scatter_sub(rows)
+                continue
+            tf.raw_ops.ResourceApplyMomentum(
+                var=variable.handle,
+                accum=momentum.handle,
+                lr=_LEARNING_RATE,
+                grad=total,
+                momentum=_MOMENTUM,
+            )
+        return []
+
+
+class CnnModel(_Trained):
+    """The network of examples/vision.py: 3,266,730 parameters, 99 % of them in one layer."""
+
+    def __init__(self, batch: int, worker: int) -> None:
+        rng = np.random.default_rng((_SEED, worker))
+        self._images = tf.constant(rng.random((batch, 28, 28, 1), np.float32))
+        self._labels = tf.constant(rng.integers(0, 10, batch, np.int32))
+        layers = {
+            "conv2d": (3, 3, 1, 32),
+            "conv2d_1": (3, 3, 32, 64),
+            "dense": (12 * 12 * 64, 352),
+            "dense_1": (352, 10),
+        }
+        super().__init__([v for name, shape in layers.items() for v in _layer(name, shape)])
+
+    def loss(self) -> tf.Tensor:
+        kernel_1, bias_1, kernel_2, bias_2, kernel_3, bias_3, kernel_4, bias_4 = self.variables
+        x = tf.nn.relu(tf.nn.conv2d(self._images, kernel_1, 1, "VALID") + bias_1)
+        x = tf.nn.relu(tf.nn.conv2d(x, kernel_2, 1, "VALID") + bias_2)
+        x = tf.nn.max_pool2d(x, 2, 2, "VALID")
+        x = tf.reshape(x, [x.shape[0], -1])
+        x = tf.nn.relu(x @ kernel_3 + bias_3)
+        logits = x @ kernel_4 + bias_4
+        losses = tf.nn.sparse_softmax_cross_entropy_with_logits(self._labels, logits)
+        return tf.reduce_mean(losses)
+
+
+class RecommenderModel(_Trained):
+    """Embeddings of a user and of an item, side by side, through one hidden layer to a click."""
+
+    def __init__(self, workload: workloads.Recommender, worker: int) -> None:
+        rng = np.random.default_rng((_SEED, worker))
+        self._users = tf.constant(_popular(rng, workload.users, workload.batch))
+        self._items = tf.constant(_popular(rng, workload.items, workload.batch))
+        self._clicks = tf.constant(rng.integers(0, 2, (workload.batch, 1)).astype(np.float32))
+        super().__init__(
+            [
+                _kernel("users", (workload.users, workload.columns)),
+                _kernel("items", (workload.items, workload.columns)),
+                *_layer("hidden", (2 * workload.columns, _HIDDEN_UNITS)),
+                *_layer("click", (_HIDDEN_UNITS, 1)),
+            ]
+        )
+
+    def loss(self) -> tf.Tensor:
+        users, items, kernel_1, bias_1, kernel_2, bias_2 = self.variables
+        rows = (
+            tf.nn.embedding_lookup(users, self._users),
+            tf.nn.embedding_lookup(items, self._items),
+        )
+        x = tf.nn.relu(tf.concat(rows, axis=1) @ kernel_1 + bias_1)
+        logits = x @ kernel_2 + bias_2
+        return tf.reduce_mean(
+            tf.nn.sigmoid_cross_entropy_with_logits(labels=self._clicks, logits=logits)
+        )
+
+
+class ExchangeAlone:
+    """A gradient that is there already, and whose sum nobody uses."""
+
+    computes = False
+
+    def __init__(self, gradient: np.ndarray) -> None:
+        self._gradient = tf.constant(gradient)
+        self.variables: Sequence[tf.Variable] = (
+            tf.Variable(tf.zeros_like(self._gradient), name="blocks"),
+        )
+
+    def gradients(self) -> list[Gradient]:
+        return [tf.identity(self._gradient)]
+
+    def use(self, sums: Sequence[Gradient]) -> list[Gradient]:
+        return list(sums)
+
+
+def _layer(name: str, shape: tuple[int, ...]) -> list[tf.Variable]:
+    """Returns kernel and bias."""
+    return [_kernel(f"{name}/kernel", shape), tf.Variable(tf.zeros(shape[-1]), name=f"{name}/bias")]
+
+
+def _kernel(name: str, shape: tuple[int, ...]) -> tf.Variable:
+    scale = math.sqrt(2 / math.prod(shape[:-1]))
+    values = tf.random.stateless_normal(shape, seed=(_SEED, math.prod(shape)), stddev=scale)
+    return tf.Variable(values, name=name)
+
+
+def _popular(rng: np.random.Generator, count: int, batch: int) -> np.ndarray:
+    """Draws ids below `count`, small ones more often; int32 `[batch]`."""
+    return ((rng.zipf(1.2, batch) - 1) % count).astype(np.int32)

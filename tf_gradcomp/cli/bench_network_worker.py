@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One worker of `tf-gradcomp bench network`: trains, and prints what it measured as one line.
+
+With `--check` it only looks whether methods can be used, in a process of its own: TensorFlow
+starts threads, which the process that starts workers must not have.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+
+from tf_gradcomp.cli.bench_network_workloads import parse
+from tf_gradcomp.cli.refusal import REFUSED
+
+RESULT_MARK = "RESULT "
+DENSE = "dense"  # in place of "none": what people call it
+BLOCK_STEPS = 10  # steps between two looks at the interface's counter
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the worker that TF_CONFIG names, or checks methods; returns the exit code."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--check", nargs="+", default=[], metavar="METHOD")
+    parser.add_argument("--method")
+    parser.add_argument("--workload")
+    parser.add_argument("--warm-up", type=int)
+    parser.add_argument("--steps", type=int)
+    args = parser.parse_args(argv)
+    if args.check:
+        return _check(args.check)
+    figures = _measure(args.workload, args.method, args.warm_up, args.steps)
+    print(RESULT_MARK + json.dumps(figures), flush=True)
+    return 0
+
+
+def spec_of(method: str) -> str:
+    """The compression spec of a method."""
+    return "none" if method == DENSE else method
+
+
+def _check(methods: Sequence[str]) -> int:
+    from tf_gradcomp.compression import Compression
+
+    for method in methods:
+        try:
+            Compression.from_spec(spec_of(method))
+        except ValueError as error:
+            print(error, file=sys.stderr)
+            return REFUSED
+    return 0
+
+
+def _measure(spec: str, method: str, warm_up: int, steps: int) -> dict[str, float]:
+    import tensorflow as tf
+
+    from tf_gradcomp.cli import bench_network_models as models
+    from tf_gradcomp.cli.bench_network_parts import Parts
+    from tf_gradcomp.distribute.gradient_scope import all_reduce_gradients
+    from tf_gradcomp.metrics import WireCounter
+    from tf_gradcomp.strategy import CompressedMultiWorkerMirroredStrategy
+
+    strategy = CompressedMultiWorkerMirroredStrategy(spec_of(method))
+    collectives = strategy.extended.reducer.collectives
+    model = models.build(parse(spec, collectives.num_workers), collectives.worker_index)
+
+    def step() -> list[models.Gradient]:
+        pairs = all_reduce_gradients(zip(model.gradients(), model.variables, strict=True))
+        return model.use([total for total, _ in pairs])
+
+    train = tf.function(lambda: strategy.run(step), autograph=False)
+    compute = tf.function(lambda: model.use(model.gradients()), autograph=False)
+
+    def meet() -> None:
+        collectives.gather_text("ready")
+
+    train()  # makes the plan
+    gradients = tf.function(model.gradients, autograph=False)()
+    dense = [gradient for gradient in gradients if not isinstance(gradient, tf.IndexedSlices)]
+    plan = strategy.plans[0]
+    parts = Parts(plan, collectives)
+    payloads = parts.encode(dense, tf.constant(1))
+    with tf.device(collectives.device):
+        gathered = [collectives.all_gather(payload) for payload in payloads]
+    numbers = iter(range(2, 1 << 30))
+
+    # What is timed gets its number of the exchange from outside of the time.
+    actions: dict[str, Callable[[tf.Tensor], object]] = {
+        "compute_ms": lambda _: compute(),
+        "encode_ms": lambda number: parts.encode(dense, number),
+        "decode_ms": lambda number: parts.decode(dense, gathered, number),
+        "step_ms": lambda _: train(),
+    }
+    if not model.computes:
+        del actions["compute_ms"]
+    times: dict[str, list[float]] = {name: [] for name in actions}
+    sent = []
+    counter = WireCounter()
+
+    def run_block(length: int) -> None:
+        # All workers do the same at the same time, and each block sees the same weather.
+        for name, action in actions.items():
+            meet()
+            counter.restart()
+            for _ in range(length):
+                number = tf.constant(next(numbers))
+                start = time.perf_counter()
+                action(number)
+                times[name].append(1e3 * (time.perf_counter() - start))
+            meet()  # what this worker sent has then arrived
+            if name == "step_ms":
+                sent.append((counter.bytes_sent() or 0.0) / length)
+
+    run_block(warm_up)
+    for values in [*times.values(), sent]:
+        values.clear()
+    for start in range(0, steps, BLOCK_STEPS):
+        run_block(min(BLOCK_STEPS, steps - start))
+    medians = {name: statistics.median(values) for name, values in times.items()}
+    return {
+        "compute_ms": 0.0,
+        **medians,
+        "wire_bytes_per_step": statistics.median(sent),
+        "payload_bytes": plan.payload_bytes,
+        "dense_bytes": plan.dense_bytes,
+    }
+
+
+if __name__ == "__main__":
+    # As for the command line itself: TensorFlow tells of its build and of missing GPUs.
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    sys.exit(main())
