@@ -21,6 +21,7 @@ from tf_gradcomp.cli import bench_network_workloads as workloads
 from tf_gradcomp.cli.bench_network_links import ShapedNetwork
 from tf_gradcomp.cli.bench_network_parts import Parts
 from tf_gradcomp.cli.refusal import Refusal
+from tf_gradcomp.distribute.flattened_shape import flattened_shape
 from tf_gradcomp.policy import VariableInfo, as_policy
 
 CHECKOUT = Path(__file__).parents[2]
@@ -147,6 +148,18 @@ def test_the_cnn_is_the_demo_s():
     assert sizes == [288, 32, 18432, 64, 9216 * 352, 352, 3520, 10]
 
 
+def test_the_flattened_shape_of_the_cnn_is_found():
+    model = bench_network_models.CnnModel(batch=2, worker=0)
+    shapes = []
+
+    @tf.function(autograph=False)
+    def look() -> None:
+        shapes.extend(flattened_shape(gradient) for gradient in model.gradients())
+
+    look.get_concrete_function()
+    assert shapes[4] == (12, 12, 64)
+
+
 def test_workers_start_alike_and_have_their_own_data():
     first, second = (bench_network_models.CnnModel(batch=2, worker=w) for w in range(2))
     for one, other in zip(first.variables, second.variables, strict=True):
@@ -169,10 +182,10 @@ def sample(rng: np.random.Generator) -> list[tf.Tensor]:
 
 
 def test_parts_lead_from_gradients_to_the_sum(rng):
-    parts, gradients = make_parts("identity"), sample(rng)
-    (payload,) = parts.encode(gradients, tf.constant(1))
-    (total,) = parts.decode(gradients, [tf.stack([payload, payload])], tf.constant(1))
-    np.testing.assert_array_equal(total, 2 * gradients[0])
+    parts, own, other = make_parts("identity"), sample(rng), sample(rng)
+    payloads = [parts.encode(gradients, tf.constant(1))[0] for gradients in (own, other)]
+    (total,) = parts.decode(own, [tf.stack(payloads)], tf.constant(1))
+    np.testing.assert_array_equal(total, own[0] + other[0])
 
 
 def test_encoding_stores_the_residual(rng):

@@ -32,7 +32,7 @@ _DEFAULT_METHODS = (worker.DENSE, "float16", "natural", "fft", "dct", "powersgd"
 _LOOPBACK = "none"  # in place of a rate
 _MIN_RATE, _MAX_RATE = 1e6, 1e11  # bits a second; what tbf was seen to keep, generously
 _MAX_WORKERS = 64
-_GRACE_SECONDS = 5.0
+_GRACE_SECONDS = 1.0  # workers have nothing to save
 _UNITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 _RESULT = re.compile(rf"\[worker +\d+\] {worker.RESULT_MARK}(.*)")
 _WORKER = (sys.executable, "-u", "-m", worker.__name__)
@@ -56,7 +56,10 @@ workloads: cnn[:batch=N], recommender[:users=N,items=N,columns=N,batch=N],
 block-sparse[:density=D,elements=N,overlap=random|full|none]
 
 Networks of limited rate need root. Rate "none" takes the loopback interface, which all workers
-share: it is neither limited nor a network, but needs nothing."""
+share: it is neither limited nor a network, but needs nothing.
+
+Above about 500 Mbit/s, packets of up to 64 kB pass whole, with one header, as they do on the way
+to a network card that splits them: wire bytes are then up to 6 % less than on a cable."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -212,7 +215,11 @@ def _check_methods(methods: Sequence[str]) -> None:
     )
     if process.returncode:
         lines = process.stderr.strip().splitlines()
-        reason = lines[-1] if lines else f"the check of the methods ended with {process.returncode}"
+        reason = (
+            lines[-1].removeprefix("ImportError: ")
+            if lines
+            else f"the check of the methods ended with {process.returncode}"
+        )
         if process.returncode == REFUSED:
             raise Refusal(reason)
         raise _Failure(_fail(reason, 1))
