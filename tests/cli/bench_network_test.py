@@ -23,6 +23,7 @@ from tf_gradcomp.cli.bench_network_parts import Parts
 from tf_gradcomp.cli.refusal import Refusal
 from tf_gradcomp.distribute.flattened_shape import flattened_shape
 from tf_gradcomp.policy import VariableInfo, as_policy
+from tf_gradcomp.transports import TRANSPORTS
 
 CHECKOUT = Path(__file__).parents[2]
 FIGURES = {
@@ -195,8 +196,12 @@ def test_encoding_stores_the_residual(rng):
     assert not np.array_equal(first, second)
 
 
-@pytest.mark.parametrize("spec", ["none", "powersgd", "acpsgd"])
-def test_what_is_summed_by_the_network_has_no_payloads(spec, rng):
+@pytest.mark.parametrize(
+    "spec",
+    ["none", "powersgd", "acpsgd"]
+    + [f"topk:density=0.1,transport={name}" for name in TRANSPORTS if name != "all_gather"],
+)
+def test_what_cannot_be_cut_is_all_encoding(spec, rng):
     parts, gradients = make_parts(spec), sample(rng)
     for step in range(1, 4):
         assert parts.encode(gradients, tf.constant(step)) == []

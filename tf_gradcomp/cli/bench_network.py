@@ -49,8 +49,8 @@ rate, once for every method of exchanging gradients. A method is a compression s
   wire      bytes that a worker sent in a step, counted at its network interface, headers included
 
 Step, compute, encode and decode are measured in turns, ten times each, in the same processes;
-figures are medians over the steps, and means over the workers. Low-rank methods work between
-their two sums, and all of that counts as encoding. On CPU.
+figures are medians over the steps, and means over the workers. Where work and messages alternate
+(low-rank methods, and transports other than all_gather), all work counts as encoding. On CPU.
 
 workloads: cnn[:batch=N], recommender[:users=N,items=N,columns=N,batch=N],
 block-sparse[:density=D,elements=N,overlap=random|full|none]

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tf_gradcomp import state
 from tf_gradcomp.codecs.base import Draw
-from tf_gradcomp.exchanges import Reduced, make_exchange
+from tf_gradcomp.exchanges import Exchange, Reduced, make_exchange
 from tf_gradcomp.plan import Plan
 from tf_gradcomp.transports.base import Collectives
 
@@ -17,8 +17,9 @@ from tf_gradcomp.transports.base import Collectives
 class Parts:
     """The exchanges of a plan, with state of their own, cut where payloads are gathered.
 
-    What does not gather payloads has nothing to decode: a low-rank method's whole work, and the
-    packing of dense gradients, count as encoding.
+    Only the transport `all_gather` has one place to cut. Of all other exchanges the whole work
+    counts as encoding: of transports and low-rank methods that work between several messages, and
+    the packing of dense gradients.
     """
 
     def __init__(self, plan: Plan, collectives: Collectives) -> None:
@@ -38,9 +39,9 @@ class Parts:
           step: int32 scalar, counts from 1.
 
         Returns:
-          The int32 `[m]` payload of each bucket that is compressed by a codec.
+          The int32 `[m]` payload of each bucket that is cut.
         """
-        payloads, _ = self._encode(list(gradients), step, self._finite)
+        payloads, _whole = self._encode(list(gradients), step, self._finite)
         return payloads
 
     def decode(
@@ -49,54 +50,57 @@ class Parts:
         payloads: Sequence[tf.Tensor],
         step: tf.Tensor,
     ) -> list[tf.Tensor]:
-        """Goes from all workers' payloads, int32 `[W, m]` each, to the sums of those buckets."""
+        """Goes from all workers' payloads, int32 `[W, m]` each, to the sums of those buckets.
+
+        What is chosen before encoding (views, now and then) is chosen here once more.
+        """
         return self._decode(list(gradients), list(payloads), step)
 
     def _encode_step(
         self, gradients: list[tf.Tensor], step: tf.Tensor, finite: tf.Tensor
     ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
         payloads: list[tf.Tensor] = []
-        others: list[tf.Tensor] = []
+        whole: list[tf.Tensor] = []
         updates: list[state.Update] = []
-        for number in range(len(self._exchanges)):
-            reduced, sent = self._exchange(number, gradients, step, None)
-            payloads += [] if sent is None else [sent]
-            others += reduced.gradients if sent is None else []
+        for number, exchange in enumerate(self._exchanges):
+            reduced = self._exchange(number, gradients, step)
+            if _is_cut(exchange):
+                payloads.append(self._network.sent)
+            else:
+                whole += reduced.gradients
             updates.extend(reduced.updates)
         if updates:
             state.commit(finite, updates)
-        return payloads, others
+        return payloads, whole
 
     def _decode_step(
         self, gradients: list[tf.Tensor], payloads: list[tf.Tensor], step: tf.Tensor
     ) -> list[tf.Tensor]:
-        waiting = list(payloads)
+        cut = [number for number, exchange in enumerate(self._exchanges) if _is_cut(exchange)]
         sums = []
-        for number in range(len(self._exchanges)):
-            received = waiting[0] if waiting else None
-            reduced, sent = self._exchange(number, gradients, step, received)
-            if sent is not None:
-                del waiting[0]
-                sums += reduced.gradients
+        for number, received in zip(cut, payloads, strict=True):
+            self._network.received = received
+            sums += self._exchange(number, gradients, step).gradients
+        self._network.received = None
         return sums
 
-    def _exchange(
-        self,
-        number: int,
-        gradients: Sequence[tf.Tensor],
-        step: tf.Tensor,
-        received: tf.Tensor | None,
-    ) -> tuple[Reduced, tf.Tensor | None]:
-        """Returns a bucket's outcome, and the payload that it gathered, if any."""
-        self._network.sent, self._network.received = None, received
+    def _exchange(self, number: int, gradients: Sequence[tf.Tensor], step: tf.Tensor) -> Reduced:
         exchange = self._exchanges[number]
         draw = Draw(number, self._network.worker_index, step)
-        reduced = exchange([gradients[index] for index in exchange.bucket.indices], draw)
-        return reduced, self._network.sent
+        return exchange([gradients[index] for index in exchange.bucket.indices], draw)
+
+
+def _is_cut(exchange: Exchange) -> bool:
+    return exchange.bucket.transport == "all_gather"
 
 
 class _CutNetwork:
-    """Collectives that take what is sent, and hand out what they are told; others do nothing."""
+    """Collectives that send nothing: as if all workers said the same.
+
+    Attributes:
+      sent: what was gathered last.
+      received: what the next ones to gather get instead, if it is set.
+    """
 
     def __init__(self, collectives: Collectives) -> None:
         self.num_workers = collectives.num_workers
@@ -106,9 +110,11 @@ class _CutNetwork:
         self.received: tf.Tensor | None = None
 
     def all_gather(self, words: tf.Tensor) -> tf.Tensor:
-        assert self.sent is None, "an exchange gathers one payload"
         self.sent = words
         return tf.stack([words] * self.num_workers) if self.received is None else self.received
+
+    def all_to_all(self, words: tf.Tensor) -> tf.Tensor:
+        return tf.identity(words)
 
     def all_reduce(self, tensor: tf.Tensor) -> tf.Tensor:
         return tf.identity(tensor)
