@@ -140,6 +140,48 @@ def test_rows_that_cannot_be_shared_out_are_not():
     assert plan.buckets[0].transport == "all_gather"
 
 
+TABLES = [
+    VariableInfo("users", (5000, 16), "float32", sparse=True),
+    VariableInfo("kernel", (64, 100), "float32"),
+    VariableInfo("items", (900, 2, 4), "float32", sparse=True),
+    VariableInfo("halves", (900, 8), "float16", sparse=True),
+]
+
+
+def test_sparse_gradients_go_row_by_row_whatever_the_default():
+    plan = make_plan(TABLES, Policy("fft"), 2)
+    assert [(bucket.indices, bucket.how.partition(":")[0]) for bucket in plan.buckets] == [
+        ((1,), "fft"),
+        ((3,), "row-sparse"),
+        ((2, 0), "row-sparse"),
+    ]
+    assert plan.dense_bytes == 4 * 6400
+    assert plan.payload_bytes == plan.buckets[0].payload_bytes
+    assert (
+        "bucket 2: row-sparse, bytes depend on the rows touched in a step: "
+        "items (900 rows of 32 bytes), users (5,000 rows of 64 bytes)\n"
+    ) in plan.summary()
+    assert plan.summary().endswith(", and the rows touched")
+    assert [fact.value.split()[-1] for fact in plan.facts()][::2] == ["row-sparse"] * 2
+
+
+def test_only_a_rule_compresses_a_sparse_gradient():
+    rules = (("users", "fft"), ("items", "none"))
+    plan = make_plan(TABLES, Policy("fft", rules), 2)
+    assert [bucket.indices for bucket in plan.buckets] == [(1, 0), (3,), (2,)]
+    assert [bucket.row_sparse for bucket in plan.buckets] == [False, True, True]
+    # What a rule's compression would not make smaller goes row by row, too.
+    wide = make_plan(
+        TABLES, Policy("fft", (("users", "fft:density=1.0,bits=12,scope=layer,chunk=1048576"),)), 2
+    )
+    assert [bucket.indices for bucket in wide.buckets] == [(1,), (3,), (2, 0)]
+
+
+def test_a_plan_of_sparse_gradients_alone():
+    plan = make_plan(TABLES[:1], Policy("fft"), 2)
+    assert (plan.dense_bytes, plan.payload_bytes, plan.compression_ratio) == (0, 0, 1.0)
+
+
 def test_a_pattern_that_matches_nothing_is_reported(caplog):
     variables = [VariableInfo("body/kernel", (64, 100), "float32")]
     make_plan(variables, Policy("fft", rules=(("*haed*", "none"), ("body/*", "fft"))), 2)

@@ -268,6 +268,87 @@ def test_every_exchange_bucket_and_worker_draws_anew():
     assert set(np.unique(first[0][0])) == {2.0, 3.0, 4.0}
 
 
+# --- Sparse gradients ------------------------------------------------------------------------
+
+TABLE = VariableInfo("table", (80, 64), "float32", sparse=True)
+KERNEL = VariableInfo("kernel", (80, 64), "float32")
+
+
+def table_rows(worker, bad=None):
+    """Twice row 7, and a row of the worker's own."""
+    rows = np.random.default_rng(worker).normal(size=(3, 64)).astype(np.float32)
+    if bad is not None:
+        rows[0, 0] = bad
+    return tf.IndexedSlices(tf.constant(rows), tf.constant([7, 20 + worker, 7]), None)
+
+
+def dense_table(num_workers):
+    return sum(
+        np.float32(tf.math.unsorted_segment_sum(part.values, part.indices, 80))
+        for part in map(table_rows, range(num_workers))
+    )
+
+
+@pytest.mark.parametrize("spec", ["fft", "none"])
+def test_sparse_gradients_stay_sparse_and_are_counted(spec):
+    def work(collectives):
+        reducer = GradientReducer(Policy(spec), collectives)
+        kernel = tf.ones((80, 64))
+        for _ in range(2):
+            total = reducer.reduce(
+                [table_rows(collectives.worker_index), kernel], [TABLE, KERNEL], owned(0, 1)
+            )[0]
+        return total, reducer.row_sparse_bytes(["a", "b"]), reducer.row_sparse_bytes(["b"])
+
+    for total, num_bytes, other_bytes in loopback.run_workers(2, work):
+        assert total.indices.numpy().tolist() == [7, 20, 21]
+        np.testing.assert_array_equal(total.values, dense_table(2)[[7, 20, 21]])
+        # A count, two rows, their indices, and the word with which each of the latter ends.
+        assert num_bytes == 2 * 4 * (1 + 2 * 64 + 1 + 2 + 1)
+        assert other_bytes == 0
+
+
+def test_a_rule_makes_a_sparse_gradient_dense_and_compresses_it():
+    def work(collectives):
+        reducer = GradientReducer(Policy("none", (("table", "identity"),)), collectives)
+        total = reducer.reduce([table_rows(collectives.worker_index)], [TABLE], owned(0))[0]
+        return total, collectives.words_sent
+
+    for total, words_sent in loopback.run_workers(3, work):
+        np.testing.assert_array_equal(total, dense_table(3))
+        assert words_sent == 80 * 64
+
+
+def test_sparse_on_one_worker_and_dense_on_another_is_refused():
+    def work(collectives):
+        reducer = GradientReducer(Policy("none"), collectives)
+        is_sparse = collectives.worker_index == 0
+        gradient = table_rows(0) if is_sparse else tf.ones((80, 64))
+        reducer.reduce([gradient], [TABLE._replace(sparse=is_sparse)], owned(0))
+
+    with pytest.raises(PlanMismatchError, match=r"table: .* row-sparse; worker 1: .* dense"):
+        loopback.run_workers(2, work)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_a_sparse_gradient_that_is_not_finite_leaves_every_residual(bad):
+    def work(collectives):
+        worker = collectives.worker_index
+        reducer = GradientReducer(Policy("fft:density=0.1"), collectives)
+        kernel = tf.constant(gradients(worker, 0, [KERNEL.shape])[0])
+        history = []
+        for step in range(3):
+            rows = table_rows(worker, bad if (worker, step) == (1, 1) else None)
+            total = reducer.reduce([rows, kernel], [TABLE, KERNEL], owned(0, 1))[0]
+            history.append((total.values.numpy(), residuals(reducer)[0]))
+        return history
+
+    for before, spoilt, after in loopback.run_workers(2, work):
+        assert np.argwhere(~np.isfinite(spoilt[0])).tolist() == [[0, 0]]
+        np.testing.assert_array_equal(before[1], spoilt[1])
+        assert not np.array_equal(spoilt[1], after[1])
+
+
 # --- Views -----------------------------------------------------------------------------------
 
 WAVES = (70, 120)

@@ -28,9 +28,11 @@ class CompressionMonitor(tf.keras.callbacks.Callback):
     Attributes:
       history: one dict per epoch, with
 
-        - ``dense_bytes``: bytes of the gradients of one step,
-        - ``payload_bytes``: bytes that one worker contributes to one step's exchange,
+        - ``dense_bytes``: bytes of the gradients of one step, those exchanged row by row left out,
+        - ``payload_bytes``: bytes that one worker contributes to one step's exchange of these,
         - ``compression_ratio``: the former over the latter,
+        - ``row_sparse_bytes``: bytes that this worker contributes to a step's exchange of sparse
+          gradients, which are those of the rows touched; the mean over the epoch,
         - ``sent_bytes``: bytes sent per worker and step, counted at the network interface
           (``None`` where they cannot be counted; see ``metrics.WireCounter``),
         - ``step_ms``: median time of a step in milliseconds, the first steps of the run (which
@@ -58,6 +60,7 @@ class CompressionMonitor(tf.keras.callbacks.Callback):
         self._last_time: float | None = None
         self._last_batch = -1
         self._sent: float | None = None
+        self._row_sparse_start = 0
         self._counter.restart()
 
     def on_train_begin(self, logs: Any = None) -> None:
@@ -73,6 +76,7 @@ class CompressionMonitor(tf.keras.callbacks.Callback):
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         self._reset()
+        self._row_sparse_start = self._row_sparse_total()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         # With steps_per_execution above 1, `batch` advances by several.
@@ -101,6 +105,7 @@ class CompressionMonitor(tf.keras.callbacks.Callback):
             "dense_bytes": dense_bytes,
             "payload_bytes": payload_bytes,
             "compression_ratio": dense_bytes / payload_bytes if payload_bytes else None,
+            "row_sparse_bytes": self._row_sparse_bytes(),
             "sent_bytes": sent / self._counted_steps if sent and self._counted_steps else None,
             "step_ms": statistics.median(self._step_ms) if self._step_ms else None,
         }
@@ -131,6 +136,15 @@ class CompressionMonitor(tf.keras.callbacks.Callback):
         """The plans of this model's variables; other models may train under the same strategy."""
         reducer = self._reducer()
         return [] if reducer is None else reducer.plans_of(self._keys())
+
+    def _row_sparse_bytes(self) -> float | None:
+        num_steps = self._last_batch + 1
+        num_bytes = self._row_sparse_total() - self._row_sparse_start
+        return num_bytes / num_steps if num_steps else None
+
+    def _row_sparse_total(self) -> int:
+        reducer = self._reducer()
+        return 0 if reducer is None else reducer.row_sparse_bytes(self._keys())
 
     def _reducer(self) -> GradientReducer | None:
         extended = self.model.distribute_strategy.extended

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ways of exchanging one bucket: as payloads of a codec, by low-rank factors, or dense.
+"""The ways of exchanging one bucket: payloads of a codec, low-rank factors, rows, or all as it is.
 
 Error feedback adds what one step could not send to the next step's gradient. With a codec, the
 residual lives behind the transform, which is linear: no inverse is needed to update it. Source:
@@ -27,19 +27,20 @@ from tf_gradcomp.controllers import view_choice
 from tf_gradcomp.transports import TRANSPORTS
 from tf_gradcomp.transports.base import Collectives
 from tf_gradcomp.transports.dense import Dense
+from tf_gradcomp.transports.row_sparse import RowSparse
 
 
 class Reduced(NamedTuple):
     """The outcome of one bucket's exchange.
 
     Attributes:
-      gradients: the sums.
+      gradients: the sums, ``tf.IndexedSlices`` from a row-sparse exchange.
       finite: makes a bool scalar: whether no worker's gradient held an Inf or NaN, and no sum
         became one when cast to the gradient's type. Only called if it is needed.
       updates: the state to store if the step is kept.
     """
 
-    gradients: list[tf.Tensor]
+    gradients: list[tf.Tensor | tf.IndexedSlices]
     finite: Callable[[], tf.Tensor]
     updates: Sequence[state.Update] = ()
 
@@ -230,12 +231,38 @@ class DenseExchange:
         return Reduced(_unpack(total, gradients), lambda: all_finite([total]))
 
 
-Exchange: TypeAlias = CompressedExchange | LowRankExchange | DenseExchange
+class RowSparseExchange:
+    """Sums sparse gradients row by row.
+
+    Attributes:
+      bucket: which gradients it exchanges.
+      needs_step: whether the number of the exchange matters.
+      sent: int64 variable: bytes that this worker has contributed so far.
+    """
+
+    needs_step = False
+
+    def __init__(self, plan: plan_lib.Plan, number: int, collectives: Collectives) -> None:
+        self.bucket = plan.buckets[number]
+        shapes = [plan.variables[index].shape for index in self.bucket.indices]
+        self._transport = RowSparse(collectives, shapes)
+        self.sent = state.local_integers((), f"row_sparse_bytes_{number}", tf.int64)
+
+    def __call__(self, gradients: Sequence[tf.IndexedSlices], draw: Draw) -> Reduced:
+        sums, payload_bytes = self._transport.sum(gradients)
+        with tf.device(self.sent.device):
+            self.sent.assign_add(payload_bytes)
+        return Reduced(sums, lambda: all_finite([total.values for total in sums]))
+
+
+Exchange: TypeAlias = CompressedExchange | LowRankExchange | DenseExchange | RowSparseExchange
 
 
 def make_exchange(plan: plan_lib.Plan, number: int, collectives: Collectives) -> Exchange:
     """Makes the exchange of bucket ``number`` of a plan, with new state."""
     compression = plan.buckets[number].compression
+    if plan.buckets[number].row_sparse:
+        return RowSparseExchange(plan, number, collectives)
     if compression is None:
         return DenseExchange(plan, number, collectives)
     codec = compression.build()

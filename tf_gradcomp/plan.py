@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 
 import tensorflow as tf
@@ -28,10 +29,12 @@ class Bucket:
       indices: positions of its variables in the plan, in the order in which they are packed.
       num_elements: total number of elements.
       dtype: dtype of the packed gradients; "float32" when compressed.
-      compression: how it is compressed; ``None`` for a dense all-reduce.
+      compression: how it is compressed; ``None`` for a dense all-reduce, or a row-sparse exchange.
       payload_bytes: bytes that one worker's payload has; the average, where that alternates
-        from step to step.
-      transport: how payloads travel, a key of ``TRANSPORTS``; empty for an all-reduce.
+        from step to step. 0 for a row-sparse exchange, which depends on the rows of a step:
+        ``CompressionMonitor`` counts them.
+      transport: how payloads travel, a key of ``TRANSPORTS``; empty for those without a codec.
+      row_sparse: whether sparse gradients are exchanged row by row.
     """
 
     indices: tuple[int, ...]
@@ -40,6 +43,12 @@ class Bucket:
     compression: Compression | None
     payload_bytes: int
     transport: str = ""
+    row_sparse: bool = False
+
+    @property
+    def how(self) -> str:
+        """How it is exchanged, in words."""
+        return str(self.compression or ("row-sparse" if self.row_sparse else "dense"))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,18 +65,23 @@ class Plan:
 
     @property
     def dense_bytes(self) -> int:
-        """Bytes of the gradients as they are."""
-        return sum(map(_num_bytes, self.variables))
+        """Bytes of the gradients as they are, but for those exchanged row by row."""
+        return sum(
+            _num_bytes(self.variables[index])
+            for bucket in self.buckets
+            if not bucket.row_sparse
+            for index in bucket.indices
+        )
 
     @property
     def payload_bytes(self) -> int:
-        """Bytes that one worker contributes to a step's exchange."""
+        """Bytes that one worker contributes to a step's exchange of these."""
         return sum(bucket.payload_bytes for bucket in self.buckets)
 
     @property
     def compression_ratio(self) -> float:
         """Dense bytes over payload bytes."""
-        return self.dense_bytes / max(1, self.payload_bytes)
+        return max(1, self.dense_bytes) / max(1, self.payload_bytes)
 
     def facts(self) -> list[Fact]:
         """Returns what the workers must agree on, one fact per variable.
@@ -78,11 +92,11 @@ class Plan:
         facts = []
         for index, variable in enumerate(self.variables):
             bucket = self.buckets[bucket_of[index]]
-            how = "dense" if bucket.compression is None else str(bucket.compression)
             shape = "x".join(map(str, variable.shape)) or "scalar"
             if variable.hidden:
                 shape += f" (flattened {'x'.join(map(str, variable.hidden))})"
-            value = f"{shape} {variable.dtype} bucket {bucket_of[index]} {how} {bucket.transport}"
+            how = f"{bucket.how} {bucket.transport}".rstrip()
+            value = f"{shape} {variable.dtype} bucket {bucket_of[index]} {how}"
             facts.append(Fact(variable.name, value))
         return facts
 
@@ -90,15 +104,21 @@ class Plan:
         """Returns a table for people: what each bucket holds, and what it costs."""
         lines = []
         for number, bucket in enumerate(self.buckets):
-            names = ", ".join(self.variables[i].name for i in bucket.indices)
-            dense = sum(_num_bytes(self.variables[i]) for i in bucket.indices)
-            lines.append(
-                f"bucket {number}: {bucket.compression or 'dense'}, {dense:,} -> "
-                f"{bucket.payload_bytes:,} bytes by {bucket.transport or 'all_reduce'}: {names}"
-            )
+            variables = [self.variables[i] for i in bucket.indices]
+            if bucket.row_sparse:
+                cost = "bytes depend on the rows touched in a step"
+                names = ", ".join(map(_table, variables))
+            else:
+                cost = (
+                    f"{sum(map(_num_bytes, variables)):,} -> {bucket.payload_bytes:,} bytes "
+                    f"by {bucket.transport or 'all_reduce'}"
+                )
+                names = ", ".join(variable.name for variable in variables)
+            lines.append(f"bucket {number}: {bucket.how}, {cost}: {names}")
+        has_rows = any(bucket.row_sparse for bucket in self.buckets)
         lines.append(
             f"total: {self.dense_bytes:,} -> {self.payload_bytes:,} bytes a step and worker, "
-            f"ratio {self.compression_ratio:.1f}"
+            f"ratio {self.compression_ratio:.1f}" + (", and the rows touched" if has_rows else "")
         )
         return "\n".join(lines)
 
@@ -109,7 +129,7 @@ def make_plan(variables: Sequence[VariableInfo], policy: Policy, num_workers: in
     Variables are taken in reverse order, which is roughly the order in which back-propagation
     finishes their gradients, so that the first exchanges overlap with the rest of it. A bucket
     of which compression would not send less is sent dense, unless its codec loses nothing and
-    was thus not chosen to send less.
+    was thus not chosen to send less. Sparse gradients that are not compressed go row by row.
 
     Args:
       variables: in the model's order.
@@ -117,7 +137,7 @@ def make_plan(variables: Sequence[VariableInfo], policy: Policy, num_workers: in
       num_workers: number of workers, on which depends how often a payload is sent.
 
     Returns:
-      The plan. Compressed buckets come in exchange order, dense ones last.
+      The plan. Compressed buckets come in exchange order, then dense ones, row-sparse ones last.
     """
     names = [variable.name for variable in variables]
     for pattern in policy.unmatched_patterns(names):
@@ -125,11 +145,11 @@ def make_plan(variables: Sequence[VariableInfo], policy: Policy, num_workers: in
     groups: dict[tuple[Compression, int], list[int]] = {}
     sizes: dict[tuple[Compression, int], int] = {}
     generation: dict[Compression, int] = {}
-    dense: list[int] = []
+    uncompressed: list[int] = []
     for index in reversed(range(len(variables))):
         compression = policy.compression_for(variables[index])
         if compression is None:
-            dense.append(index)
+            uncompressed.append(index)
             continue
         num_bytes = variables[index].num_elements * BYTES_PER_WORD
         key = (compression, generation.setdefault(compression, 0))
@@ -147,13 +167,16 @@ def make_plan(variables: Sequence[VariableInfo], policy: Policy, num_workers: in
             continue
         logging.warning(
             "Compression %s would not send less than dense gradients with %d workers: %s are sent "
-            "dense.",
+            "without it.",
             compression,
             num_workers,
             ", ".join(variables[i].name for i in indices),
         )
-        dense.extend(indices)
-    return Plan(tuple(variables), tuple(buckets + _dense_buckets(variables, dense)))
+        uncompressed.extend(indices)
+    dense = [index for index in uncompressed if not variables[index].sparse]
+    sparse = [index for index in uncompressed if variables[index].sparse]
+    buckets += _dense_buckets(variables, dense) + _row_sparse_buckets(variables, sparse)
+    return Plan(tuple(variables), tuple(buckets))
 
 
 def _is_full(compression: Compression, size: int, num_bytes: int) -> bool:
@@ -231,6 +254,29 @@ def _dense_buckets(variables: Sequence[VariableInfo], indices: list[int]) -> lis
                 previous.payload_bytes + num_bytes,
             )
     return buckets
+
+
+def _row_sparse_buckets(variables: Sequence[VariableInfo], indices: list[int]) -> list[Bucket]:
+    """Fuses sparse gradients by dtype, in reverse order."""
+    fused: dict[str, list[int]] = {}
+    for index in sorted(indices, reverse=True):
+        fused.setdefault(variables[index].dtype, []).append(index)
+    return [
+        Bucket(
+            tuple(members),
+            sum(variables[i].num_elements for i in members),
+            dtype,
+            compression=None,
+            payload_bytes=0,
+            row_sparse=True,
+        )
+        for dtype, members in fused.items()
+    ]
+
+
+def _table(variable: VariableInfo) -> str:
+    row = math.prod(variable.shape[1:]) * tf.as_dtype(variable.dtype).size
+    return f"{variable.name} ({variable.shape[0]:,} rows of {row:,} bytes)"
 
 
 def _num_bytes(variable: VariableInfo) -> int:

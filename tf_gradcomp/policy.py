@@ -23,12 +23,14 @@ class VariableInfo(NamedTuple):
       dtype: name of the gradient's dtype.
       hidden: for a dense kernel behind a Flatten, the shape that was flattened into its first
         axis, without the batch; else empty.
+      sparse: whether the gradient is a ``tf.IndexedSlices``.
     """
 
     name: str
     shape: tuple[int, ...]
     dtype: str
     hidden: tuple[int, ...] = ()
+    sparse: bool = False
 
     @property
     def num_elements(self) -> int:
@@ -45,6 +47,9 @@ class Policy:
     parameters are few bytes and sensitive), that it has at least ``min_elements`` elements and
     a floating-point type of at most 32 bits. Everything else is sent dense, fused. A rule is
     the user's word: ``min_rank`` and ``min_elements`` do not apply to a variable it matches.
+
+    A sparse gradient (``tf.IndexedSlices``, of an embedding) is exchanged row by row, without loss.
+    Only a rule that matches its variable compresses it, and makes it dense first.
 
     Attributes:
       default: compression of variables that no rule matches.
@@ -76,10 +81,12 @@ class Policy:
                 raise ValueError(f"Policy: {field} must be an integer of at least 0, got {value!r}")
 
     def compression_for(self, variable: VariableInfo) -> Compression | None:
-        """Returns the variable's compression, or ``None`` if it is sent dense."""
+        """Returns the variable's compression, or ``None`` if it is sent as it is."""
         compression = self._rule_for(variable.name)
         if compression is None:
             compression = self.default
+            if variable.sparse:
+                return None
             if len(variable.shape) < self.min_rank or variable.num_elements < self.min_elements:
                 return None
         if compression.is_dense or variable.dtype not in COMPRESSIBLE_DTYPES:

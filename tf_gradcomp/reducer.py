@@ -14,7 +14,13 @@ from tf_gradcomp import plan as plan_lib
 from tf_gradcomp import state
 from tf_gradcomp.agreement import require_agreement
 from tf_gradcomp.codecs.base import Draw
-from tf_gradcomp.exchanges import CompressedExchange, Exchange, all_finite, make_exchange
+from tf_gradcomp.exchanges import (
+    CompressedExchange,
+    Exchange,
+    RowSparseExchange,
+    all_finite,
+    make_exchange,
+)
 from tf_gradcomp.policy import Policy, VariableInfo
 from tf_gradcomp.transports.base import Collectives
 
@@ -64,21 +70,40 @@ class GradientReducer:
             for name, view in exchange.views().items()
         }
 
+    def row_sparse_bytes(self, keys: Collection[str]) -> int:
+        """Returns the bytes that this worker has sent so far for rows of sparse gradients.
+
+        They are its payload, as for all else: how often it travels is up to the collective.
+
+        Args:
+          keys: the keys of the variables that matter.
+        """
+        return sum(
+            int(exchange.sent)
+            for (identity, _), entry in self._entries.items()
+            if entry.is_alive() and all(key in keys for key in identity)
+            for exchange in entry.exchanges
+            if isinstance(exchange, RowSparseExchange)
+        )
+
     def reduce(
         self,
-        gradients: Sequence[tf.Tensor],
+        gradients: Sequence[Gradient],
         variables: Sequence[VariableInfo],
         owners: Mapping[str, weakref.ref[Any]],
         others: Sequence[tf.Tensor] = (),
-    ) -> list[tf.Tensor]:
+    ) -> list[Gradient]:
         """Sums gradients over the workers.
 
-        An Inf or NaN on any worker makes its whole bucket NaN on all workers; the residuals and
-        factors of all buckets then stay as they were before the step, for such a step should be
-        skipped.
+        Sparse gradients stay sparse, with distinct ascending indices, unless the policy has a
+        compression for them.
+
+        An Inf or NaN on any worker reaches all workers, and spoils its whole bucket unless that is
+        exchanged without loss. The residuals and factors of all buckets then stay as they were
+        before the step, for such a step should be skipped.
 
         Args:
-          gradients: dense tensors of static shape.
+          gradients: dense tensors of static shape, or ``tf.IndexedSlices``.
           variables: what is known of the variable of each.
           owners: the key of each variable, in order, and the variable itself.
           others: sums of further gradients of the step, which have travelled another way. An
@@ -90,20 +115,23 @@ class GradientReducer:
         Raises:
           PlanMismatchError: the workers' plans differ.
         """
-        sums: dict[int, tf.Tensor] = {}
+        sums: dict[int, Gradient] = {}
         finite: list[Callable[[], tf.Tensor]] = [lambda: all_finite(others)]
         updates: list[state.Update] = []
         with tf.device(self.collectives.device):
             entry = self._entry_for(variables, owners)
             # After the gradients: a call that finds no more data must not count as an exchange.
-            with tf.control_dependencies(gradients):
+            with tf.control_dependencies(tf.nest.flatten(gradients, expand_composites=True)):
                 step = entry.next_step()
             for number, exchange in enumerate(entry.exchanges):
                 indices = exchange.bucket.indices
+                members = [gradients[index] for index in indices]
+                if not exchange.bucket.row_sparse:
+                    members = list(map(_as_dense, members, [variables[i] for i in indices]))
                 draw = Draw(number, self.collectives.worker_index, step)
                 # The name is what an error of a collective shows.
                 with tf.name_scope(f"gradient_exchange_bucket_{number}"):
-                    reduced = exchange([gradients[index] for index in indices], draw)
+                    reduced = exchange(members, draw)
                 sums.update(zip(indices, reduced.gradients, strict=True))
                 finite.append(reduced.finite)
                 updates.extend(reduced.updates)
@@ -131,6 +159,7 @@ class GradientReducer:
         return self._entries[key]
 
 
+Gradient: TypeAlias = tf.Tensor | tf.IndexedSlices
 _Identity: TypeAlias = tuple[str, ...]
 
 
@@ -152,3 +181,10 @@ class _Entry(NamedTuple):
             return tf.constant(0)
         with tf.device(self.counter.device):
             return self.counter.assign_add(1).read_value()
+
+
+def _as_dense(gradient: Gradient, variable: VariableInfo) -> tf.Tensor:
+    if not isinstance(gradient, tf.IndexedSlices):
+        return gradient
+    slices = tf.IndexedSlices(gradient.values, gradient.indices, tf.constant(variable.shape))
+    return tf.ensure_shape(tf.convert_to_tensor(slices), variable.shape)

@@ -22,14 +22,15 @@ def local_zeros(shape: tuple[int, ...], device: str, name: str) -> tf.Variable:
     return compat.local_variable(lambda: tf.zeros(shape, tf.float32), device, name)
 
 
-def local_integers(shape: tuple[int, ...], name: str) -> tf.Variable:
-    """Makes an int32 variable of zeros, in host memory.
+def local_integers(shape: tuple[int, ...], name: str, dtype: tf.DType = tf.int32) -> tf.Variable:
+    """Makes a variable of zeros, in host memory.
 
     Args:
       shape: its static shape.
       name: its name.
+      dtype: its type.
     """
-    return compat.local_variable(lambda: tf.zeros(shape, tf.int32), "CPU:0", name)
+    return compat.local_variable(lambda: tf.zeros(shape, dtype), "CPU:0", name)
 
 
 Update: TypeAlias = tuple[tf.Variable, tf.Tensor]

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The exchange between real processes, seen from a custom training loop."""
 
+import json
+
 import cluster
 import numpy as np
 import pytest
@@ -27,9 +29,13 @@ def test_identity_is_the_sum_in_worker_order(num_workers, transport):
     expected = gradient(0, SHAPE)
     for worker in range(1, num_workers):
         expected = expected + gradient(worker, SHAPE)
+    table = np.zeros((9, 5), np.float32)
+    for worker in range(num_workers):
+        table[[worker, 3]] += worker + 1
     for result in results:
         assert result["sums"] == results[0]["sums"]
         np.testing.assert_array_equal(np.float32(result["sums"][0]), expected.ravel(), strict=True)
+        np.testing.assert_array_equal(np.float32(result["sums"][3]), table.ravel(), strict=True)
 
 
 @pytest.mark.parametrize("transport", ["all_gather", "scatter_reduce", "block_sparse", "integer"])
@@ -53,14 +59,43 @@ def test_lossless_transports_sum_exactly(transport, num_workers, sizes):
         assert is_right and first["is_close"], first
 
 
-def test_sparse_gradients_keep_their_rows():
-    results = probe("custom_loop", "fft")
-    table = np.zeros((9, 5), np.float32)
-    table[0] += 1
-    table[1] += 2
-    table[3] += 3
-    for result in results:
-        np.testing.assert_array_equal(np.float32(result["sums"][3]), table.ravel(), strict=True)
+# For each step the rows that each of up to three workers touches: some of them twice, on one worker
+# only, none at all, the same ones, so many that a bitmap is shorter, and with a NaN.
+SPARSE_STEPS = [
+    [[3, 9, 3], [9, 60], [9]],
+    [[], [7, 7], []],
+    [[], [], []],
+    [[1, 2, 50], [2, 1, 50], [50, 1, 2]],
+    [[*range(0, 64, 2)], [*range(1, 64, 2)], [63]],
+    [[4], [8, 5], [4]],
+]
+
+
+@pytest.mark.parametrize("num_workers", [2, 3])
+def test_sparse_gradients_and_a_tied_embedding(num_workers):
+    results = probe("sparse", "identity", json.dumps(SPARSE_STEPS), num_workers=num_workers)
+    for step, rows in enumerate(SPARSE_STEPS):
+        table, tied = np.zeros(100, np.float32), np.zeros(64, np.float32)
+        for worker in range(num_workers):
+            value = np.float32(np.nan if step == 5 and worker else 1.0 + worker)
+            np.add.at(table, rows[worker], value)
+            np.add.at(tied, rows[worker], np.float32(1))
+            tied += value
+        touched = sorted({row for worker in range(num_workers) for row in rows[worker]})
+        first, *others = [result["outcomes"][step] for result in results]
+        assert first["indices"] == [touched, touched]
+        for values, row_size in zip(first["values"], (6, 4), strict=True):
+            actual = np.float32(values).reshape(-1, row_size)
+            np.testing.assert_array_equal(
+                actual, np.repeat(table[touched], row_size).reshape(actual.shape)
+            )
+        np.testing.assert_array_equal(np.float32(first["tied"]), tied)
+        for other in others:
+            assert str(other) == str(first)  # as text, where a NaN equals itself
+    (plan,) = results[0]["plans"]
+    assert "bucket 0: identity, 20,480 -> 20,480 bytes by all_gather: tied" in plan
+    assert "row-sparse, bytes depend on the rows touched in a step: half (100 rows of 8 b" in plan
+    assert "wide (100 rows of 24 bytes)" in plan
 
 
 def test_compressed_sum_has_the_error_that_the_dropped_energy_predicts():

@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The other examples run, on a text made here."""
+"""The other examples run, on a text made here, and the recommender on clicks that it makes up."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
+import own_network
 import pytest
 
 ROOT = Path(__file__).parents[2]
@@ -26,7 +28,7 @@ def text(tmp_path, rng):
 def run(*command):
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "2"}
     result = subprocess.run(
-        [sys.executable, *map(str, command)],
+        [*own_network.prefix(), sys.executable, *map(str, command)],
         env=environment,
         capture_output=True,
         text=True,
@@ -48,3 +50,30 @@ def test_kept_energy_is_reported_layer_by_layer(text):
     rows = [line.split("|")[1:-1] for line in shown.splitlines() if line.startswith("| ")]
     assert len(rows) == 2 * (1 + 2 * 4)  # headers, and 4 layers of each model at 2 steps
     assert any(row[6].strip() == "hidden" for row in rows)
+
+
+def recommend(users, items, batch, steps):
+    """Returns the AUC and the three figures of bytes, by what they are of."""
+    arguments = ("--users", users, "--items", items, "--batch", batch, "--steps", steps)
+    shown = run("-m", "tf_gradcomp", "launch", "-n", 2, EXAMPLES / "recommender.py", *arguments)
+    figures = re.findall(r"^.*  (rows|dense|counted).*: ([\d,]+)$", shown, re.MULTILINE)
+    auc = re.search(r"AUC ([\d.]+)$", shown, re.MULTILINE)
+    return float(auc[1]), {what: int(number.replace(",", "")) for what, number in figures}
+
+
+@pytest.mark.distributed
+def test_the_recommender_sends_the_rows_that_it_touches():
+    auc, small = recommend(20_000, 5_000, 512, 300)
+    assert auc > 0.7  # chance is 0.5
+    _, large_tables = recommend(200_000, 50_000, 512, 60)
+    _, large_batch = recommend(20_000, 5_000, 2048, 60)
+    for figures in (small, large_tables, large_batch):
+        # Two workers: each sends its payload once. Headers, and metrics of 9 kB a step or so.
+        payload = figures["rows"] + figures["dense"]
+        assert payload <= figures["counted"] <= 1.15 * payload + 20_000
+        # Two indices and two rows of 32 values for each example at most; it is less, as some recur.
+    assert small["rows"] <= 2 * 256 * 4 * 33
+    # Of ten times as many users a few more are touched, not ten times as many.
+    assert 1.0 <= large_tables["rows"] / small["rows"] <= 1.2
+    # Four times the examples touch up to four times the rows.
+    assert 2.5 <= large_batch["rows"] / small["rows"] <= 4.0

@@ -30,9 +30,14 @@ class Collectives:
         self.device = device
 
     def all_gather(self, words: tf.Tensor) -> tf.Tensor:
-        """Gathers int32 ``[m]``, of the same ``m`` on all workers, to int32 ``[W, m]``."""
+        """Gathers ``[m]`` of every worker, of the same ``m`` on all, to ``[W, m]``.
+
+        Args:
+          words: int32, int64, float16, float32 or float64.
+        """
         gathered = self._launcher._all_gather(words, None)
-        return tf.reshape(gathered, (self.num_workers, *words.shape))
+        size = -1 if words.shape[0] is None else words.shape[0]
+        return tf.reshape(gathered, (self.num_workers, size))
 
     def all_to_all(self, words: tf.Tensor) -> tf.Tensor:
         """Sends row ``v`` of int32 ``[W, m]`` to worker ``v``; row ``v`` of the result is its."""

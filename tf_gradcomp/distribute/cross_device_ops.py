@@ -22,11 +22,11 @@ class CompressedCollectiveAllReduce(compat.CollectiveAllReduce):
 
     An all-reduce is marked by its options (see ``gradient_scope``). Replicas on one worker are
     summed there first; one payload per worker is exchanged, and the result fans out again.
-    ``tf.IndexedSlices`` keep TensorFlow's own row-sparse exchange, which sends only the rows
-    present and loses nothing.
+    Gradients of which no static shape is known, not even from their variable, are left to
+    TensorFlow.
 
     Attributes:
-      reducer: exchanges dense gradients; ``None`` with a single worker, which has nothing to
+      reducer: exchanges gradients; ``None`` with a single worker, which has nothing to
         send.
     """
 
@@ -94,27 +94,28 @@ class CompressedCollectiveAllReduce(compat.CollectiveAllReduce):
                 "replicas must reduce the gradients of the same variables together"
             )
         results: list[Any] = [None] * len(gradients)
-        dense = []
+        planned: dict[int, VariableInfo] = {}
         others = []
-        for index, gradient in enumerate(gradients):
+        for index, (gradient, variable) in enumerate(zip(gradients, variables, strict=True)):
+            info = _variable_info(gradient, variable)
+            if info is not None:
+                planned[index] = info
+                continue
+            logging.info("Gradient of %s has no static shape: sent as it is", variable.name)
             if isinstance(gradient, tf.IndexedSlices):
-                logging.info("Sparse gradient of %s: sent row by row", variables[index].name)
                 results[index] = self._worker_launcher.all_reduce_indexed_slices(gradient)
                 others.append(results[index].values)
-            elif not gradient.shape.is_fully_defined():
-                logging.info("Gradient of %s has no static shape: dense", variables[index].name)
+            else:
                 results[index] = self._worker_launcher.all_reduce(gradient)
                 others.append(results[index])
-            else:
-                dense.append(index)
-        if dense:
+        if planned:
             reduced = self.reducer.reduce(
-                [gradients[i] for i in dense],
-                [_variable_info(variables[i].name, gradients[i]) for i in dense],
-                {variables[i].key: variables[i].owner for i in dense},
+                [gradients[i] for i in planned],
+                list(planned.values()),
+                {variables[i].key: variables[i].owner for i in planned},
                 others,
             )
-            for index, gradient in zip(dense, reduced, strict=True):
+            for index, gradient in zip(planned, reduced, strict=True):
                 results[index] = gradient
         if reduce_op == tf.distribute.ReduceOp.MEAN:
             results = [_scale(gradient, 1.0 / self._group_size) for gradient in results]
@@ -145,6 +146,16 @@ def _scale(gradient: gradient_scope.Gradient, factor: float) -> gradient_scope.G
     return gradient * tf.cast(factor, gradient.dtype)
 
 
-def _variable_info(name: str, gradient: tf.Tensor) -> VariableInfo:
-    shape = tuple(gradient.shape.as_list())
-    return VariableInfo(name, shape, gradient.dtype.name, flattened_shape(gradient))
+def _variable_info(
+    gradient: gradient_scope.Gradient, variable: gradient_scope.MarkedVariable
+) -> VariableInfo | None:
+    """Returns what is known of the variable, ``None`` if its shape is not."""
+    is_sparse = isinstance(gradient, tf.IndexedSlices)
+    shape = gradient.shape
+    if is_sparse and not shape.is_fully_defined():
+        shape = getattr(variable.owner(), "shape", shape)
+    if not shape.is_fully_defined():
+        return None
+    hidden = () if is_sparse else flattened_shape(gradient)
+    name, dtype = variable.name, gradient.dtype.name
+    return VariableInfo(name, tuple(shape.as_list()), dtype, hidden, is_sparse)

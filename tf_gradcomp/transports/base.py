@@ -25,7 +25,11 @@ class Collectives(Protocol):
     device: str
 
     def all_gather(self, words: tf.Tensor) -> tf.Tensor:
-        """Gathers int32 ``[m]`` of every worker to int32 ``[W, m]``, in worker order."""
+        """Gathers ``[m]`` of every worker to ``[W, m]``, in worker order.
+
+        Args:
+          words: int32, int64, float16, float32 or float64; ``m`` need not be static.
+        """
         ...
 
     def all_to_all(self, words: tf.Tensor) -> tf.Tensor:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import sys
 import time
@@ -42,6 +43,59 @@ def custom_loop(spec: str) -> None:
         table, unused = tf.Variable(tf.zeros([9, 5])), tf.Variable(0.0)
     sums = [np.asarray(total).ravel().tolist() for total in step()]
     cluster.report(sums=sums)
+
+
+def sparse(spec: str, rows: str) -> None:
+    """Sparse gradients of two types and a tied embedding.
+
+    Args:
+      spec: of the compression.
+      rows: JSON: for each step and worker the rows touched. In the last step all workers but the
+        first have a NaN.
+    """
+    strategy = Strategy(spec)
+    worker = strategy.extended.reducer.collectives.worker_index
+    with strategy.scope():
+        wide = tf.Variable(tf.zeros([100, 2, 3]), name="wide")
+        half = tf.Variable(tf.zeros([100, 4]), name="half")
+        tied = tf.Variable(tf.zeros([64, 80]), name="tied")
+
+    @tf.function(reduce_retracing=True)
+    def step(indices: tf.Tensor, value: tf.Tensor) -> list[tf.Tensor | tf.IndexedSlices]:
+        def replica_step() -> list[tf.Tensor | tf.IndexedSlices]:
+            with tf.GradientTape() as tape:
+                embedded = tf.gather(tied, indices)
+                logits = tf.matmul(tf.fill([1, 80], value), tied, transpose_b=True)
+                loss = tf.reduce_sum(embedded) + tf.reduce_sum(logits)
+            pairs = [
+                (_rows_of(value, indices, (2, 3)), wide),
+                (_rows_of(value, indices, (4,), tf.bfloat16), half),
+                (tape.gradient(loss, tied), tied),
+            ]
+            return [total for total, _ in tfgc.all_reduce_gradients(pairs)]
+
+        return strategy.run(replica_step)
+
+    outcomes = []
+    for rows_of_worker in json.loads(rows):
+        own = rows_of_worker[worker]
+        is_last = len(outcomes) == len(json.loads(rows)) - 1
+        value = np.nan if is_last and worker else 1.0 + worker
+        indices = tf.constant(own, tf.int64, [len(own)])
+        *sparse_sums, tied_sum = step(indices, tf.constant(value, tf.float32))
+        outcomes.append(
+            {
+                "indices": [s.indices.numpy().tolist() for s in sparse_sums],
+                "values": [np.float32(s.values).tolist() for s in sparse_sums],
+                "tied": tied_sum.numpy()[:, 0].tolist(),
+            }
+        )
+    cluster.report(outcomes=outcomes, plans=[plan.summary() for plan in strategy.plans])
+
+
+def _rows_of(value, indices, row_shape, dtype=tf.float32):
+    shape = tf.concat([tf.shape(indices), row_shape], axis=0)
+    return tf.IndexedSlices(tf.fill(shape, tf.cast(value, dtype)), indices, None)
 
 
 def apply_gradients(spec: str, nested: str) -> None:
