@@ -247,7 +247,7 @@ def _wide(dtype: tf.DType) -> tf.DType:
 
 
 def _fuse(tensors: list[tf.Tensor]) -> tf.Tensor:
-    """Concatenates all elements, and a zero: TensorFlow's collectives crash if there are none."""
+    """Concatenates all elements, and a zero: TensorFlow's all-gather crashes if there are none."""
     padding = tf.zeros([1], tensors[0].dtype)
     return tf.concat([*(tf.reshape(tensor, [-1]) for tensor in tensors), padding], axis=0)
 
