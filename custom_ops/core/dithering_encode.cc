@@ -23,12 +23,16 @@ constexpr uint32_t kNormStream = 0x80000000u;  // flips the stream of the norms'
 template <bool kStandard>
 GRADCOMP_ALWAYS_INLINE void EncodeTile(const float* x, int64_t count, const uint32_t* random,
                                        const DitheringScale& scale, uint32_t* codes, float* error) {
-  for (int64_t i = 0; i < count; ++i) {
-    codes[i] = DitheringEncodeOne<kStandard>(x[i], random[i], scale);
+  float level;
+  if (error == nullptr) {
+    for (int64_t i = 0; i < count; ++i) {
+      codes[i] = DitheringEncodeOne<kStandard>(x[i], random[i], scale, &level);
+    }
+    return;
   }
-  if (error == nullptr) return;
   for (int64_t i = 0; i < count; ++i) {
-    error[i] = x[i] - DitheringDecodeOne<kStandard>(codes[i], scale);
+    codes[i] = DitheringEncodeOne<kStandard>(x[i], random[i], scale, &level);
+    error[i] = x[i] - level;
   }
 }
 
@@ -38,19 +42,19 @@ void EncodeRun(const float* values, const float* residual, int64_t first, int64_
                const RandomKey& key, bool standard, const DitheringScale& scale_in, int num_bits,
                bool streamed, uint32_t* words, float* error) {
   const DitheringScale scale = scale_in;  // a local copy cannot alias the outputs
-  alignas(64) float x[kDitheringTile];
+  alignas(64) float sum[kDitheringTile];
   alignas(64) uint32_t random[kDitheringTile];
   alignas(64) uint32_t codes[kDitheringTile];
   alignas(64) float lost[kDitheringTile];
   for (int64_t begin = 0; begin < count; begin += kDitheringTile) {
     const int64_t size = std::min(kDitheringTile, count - begin);
-    PrefetchAhead(values + begin, size, kPrefetchBlock);
+    const float* x = values + begin;
     if (residual != nullptr) {
-      PrefetchAhead(residual + begin, size, kPrefetchBlock);
-      for (int64_t i = 0; i < size; ++i) x[i] = values[begin + i] + residual[begin + i];
-    } else {
-      for (int64_t i = 0; i < size; ++i) x[i] = values[begin + i];
+      for (int64_t i = 0; i < size; ++i) sum[i] = values[begin + i] + residual[begin + i];
+      x = sum;
     }
+    PrefetchAhead(values + begin, size, kPrefetchBlock);
+    if (residual != nullptr) PrefetchAhead(residual + begin, size, kPrefetchBlock);
     RandomWords(key, first + begin, size, random);
     float* const tile_error = error == nullptr ? nullptr : lost;
     if (standard) {

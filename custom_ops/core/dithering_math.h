@@ -13,26 +13,47 @@ namespace gradcomp {
 
 // How the values of one block become level indices and back.
 struct DitheringScale {
-  int32_t levels;   // s
-  int32_t sign;     // the sign's bit in a code
-  double factor;    // standard: 2^32 s / norm; natural: 1 / norm; 0 for a norm of 0
-  double smallest;  // natural: 2^(1-s)
-  double unit;      // standard: sent norm / s
-  float norm;       // the sent norm
+  int32_t levels;      // s
+  int32_t sign;        // the sign's bit in a code
+  int32_t sign_shift;  // from there to bit 31
+  float norm;          // the sent norm
+
+  // Standard.
+  double factor;  // 2^32 s / norm, or 0 for a norm of 0
+  double unit;    // sent norm / s
+
+  // Natural. A power of two keeps numbers from overflowing and from losing digits.
+  float scale;
+  float mantissa;       // m
+  float smallest;       // L, scaled
+  int32_t steps;        // s + 1 - exponent of the scaled norm
+  int32_t steps_below;  // 1 - exponent of `smallest`
 };
 
 // `norm` is that of the values, `sent` the one that a decoder reads; both finite and not negative.
 GRADCOMP_HOST_DEVICE DitheringScale MakeDitheringScale(bool standard, int32_t levels,
                                                        int32_t num_bits, float norm, float sent) {
-  DitheringScale s;
+  DitheringScale s = {};
   s.levels = levels;
   s.sign = 1 << (num_bits - 1);
-  s.factor = (standard ? 4294967296.0 * levels : 1.0) / static_cast<double>(norm);
-  if (BitsOf(norm) == 0) s.factor = 0.0;
-  s.smallest =
-      standard ? 0.0 : static_cast<double>(FloatOf(static_cast<uint32_t>(128 - levels) << 23));
-  s.unit = static_cast<double>(sent) / levels;
+  s.sign_shift = 32 - num_bits;
   s.norm = sent;
+  if (standard) {
+    if (BitsOf(norm) != 0) s.factor = 4294967296.0 * levels / static_cast<double>(norm);
+    s.unit = static_cast<double>(sent) / levels;
+    return s;
+  }
+  // Twice the scaled norm is finite. Halving rounds only what is too small to change a sum with L.
+  s.scale = norm < 0x1p64f ? 0x1p63f : 0.5f;
+  const uint32_t scaled = BitsOf(norm * s.scale);
+  const uint32_t fraction = scaled & 0x7fffffu;
+  const int32_t exponent = static_cast<int32_t>(scaled >> 23) - 127;
+  // Where this limit raises L, no value but zero is below: others are 2^-149 * 2^63 or more.
+  const int32_t lowest = exponent + 1 - levels > -126 ? exponent + 1 - levels : -126;
+  s.mantissa = FloatOf(127u << 23 | fraction);
+  s.smallest = FloatOf(static_cast<uint32_t>(lowest + 127) << 23 | fraction);
+  s.steps = levels + 1 - exponent;
+  s.steps_below = 1 - lowest;
   return s;
 }
 
@@ -52,46 +73,51 @@ GRADCOMP_HOST_DEVICE uint32_t StandardIndex(float magnitude, uint32_t random,
 // The same of the levels 0, 2^(1-s), ..., 1/2, 1.
 GRADCOMP_HOST_DEVICE uint32_t NaturalIndex(float magnitude, uint32_t random,
                                            const DitheringScale& s) {
-  const double y = static_cast<double>(magnitude) * s.factor;
-  // Below the smallest level the step is that level itself: moved up by it, the exponent is that of
-  // the level and the fraction is the position in the step, as everywhere else.
-  const bool below = y < s.smallest;
-  const double moved = below ? y + s.smallest : y;
-  // Carries into the exponent if and only if random < fraction * 2^32.
-  const uint64_t rounded =
-      BitsOf(moved) + (static_cast<uint64_t>(~random) << 20 | uint64_t{0xfffff});
-  const uint32_t first = static_cast<uint32_t>(1024 - s.levels);  // exponent of the smallest level
-  const uint32_t index = static_cast<uint32_t>(rounded >> 52) - first + (below ? 0u : 1u);
-  const uint32_t levels = static_cast<uint32_t>(s.levels);
-  return index < levels ? index : levels;
+  const float x = magnitude * s.scale;
+  // Below the smallest level the step is that level itself: moved up by it, the value is as far
+  // above a power of two of the norm as it is above zero.
+  const bool below = x < s.smallest;
+  const float z = below ? x + s.smallest : x;
+  const float t = s.mantissa * FloatOf(127u << 23 | random >> 9);
+  // The difference of two patterns is that of the exponents, less one if the fraction of the first
+  // is the smaller one: here, the exponent of the largest power of two 2^k with t 2^k < z.
+  const int32_t exponent = static_cast<int32_t>(BitsOf(z) - BitsOf(t) - 1u) >> 23;
+  return static_cast<uint32_t>(exponent + (below ? s.steps_below : s.steps));
 }
 
-// The code of a finite value.
+// The level of an index 0..s with the sign bit of `sign`; +0 for the index 0.
 template <bool kStandard>
-GRADCOMP_HOST_DEVICE uint32_t DitheringEncodeOne(float x, uint32_t random,
-                                                 const DitheringScale& s) {
+GRADCOMP_HOST_DEVICE float DitheringLevel(uint32_t index, uint32_t sign, const DitheringScale& s) {
+  // With masks: a compiler may turn conditions into jumps, and then cannot vectorise.
+  const uint32_t mask = 0u - static_cast<uint32_t>(index != 0);
+  sign &= kSignBit & mask;
+  if (kStandard) {
+    const double magnitude = static_cast<double>(static_cast<int32_t>(index)) * s.unit;
+    return FloatOf(BitsOf(static_cast<float>(magnitude)) | sign);
+  }
+  const uint32_t power = (index + static_cast<uint32_t>(127 - s.levels)) << 23;
+  return FloatOf((power & mask) | sign) * s.norm;
+}
+
+// The code of a finite value, and its level.
+template <bool kStandard>
+GRADCOMP_HOST_DEVICE uint32_t DitheringEncodeOne(float x, uint32_t random, const DitheringScale& s,
+                                                 float* level) {
   const float magnitude = FloatOf(BitsOf(x) & ~kSignBit);
   const uint32_t index =
       kStandard ? StandardIndex(magnitude, random, s) : NaturalIndex(magnitude, random, s);
-  const uint32_t sign = (BitsOf(x) & kSignBit) != 0 ? static_cast<uint32_t>(s.sign) : 0u;
+  *level = DitheringLevel<kStandard>(index, BitsOf(x), s);
+  const uint32_t sign = (BitsOf(x) & kSignBit) >> s.sign_shift;
   return index != 0 ? index | sign : 0u;
 }
 
 // The value of a code; NaN for an index above s, which does not occur.
 template <bool kStandard>
 GRADCOMP_HOST_DEVICE float DitheringDecodeOne(uint32_t code, const DitheringScale& s) {
-  const int32_t index = static_cast<int32_t>(code) & (s.sign - 1);
-  float magnitude;
-  if (kStandard) {
-    magnitude = static_cast<float>(static_cast<double>(index) * s.unit);
-  } else {
-    const uint32_t level = static_cast<uint32_t>(index - s.levels + 127) << 23;
-    magnitude = FloatOf(index != 0 ? level : 0u) * s.norm;
-  }
-  // With masks: a compiler may turn conditions into jumps, and then cannot vectorise.
-  const uint32_t sign = 0u - static_cast<uint32_t>((static_cast<int32_t>(code) & s.sign) != 0);
-  const uint32_t unused = 0u - static_cast<uint32_t>(index > s.levels);
-  const uint32_t bits = BitsOf(magnitude) | (sign & kSignBit);
+  const uint32_t index = code & static_cast<uint32_t>(s.sign - 1);
+  const uint32_t sign = 0u - static_cast<uint32_t>((code & static_cast<uint32_t>(s.sign)) != 0);
+  const uint32_t unused = 0u - static_cast<uint32_t>(index > static_cast<uint32_t>(s.levels));
+  const uint32_t bits = BitsOf(DitheringLevel<kStandard>(index, sign, s));
   return FloatOf((bits & ~unused) | (kNanBits & unused));
 }
 

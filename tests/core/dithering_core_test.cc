@@ -108,20 +108,23 @@ class Oracle {
     return code == 0 ? 0.0f : std::ldexp(1.0f, static_cast<int>(code) - 127);
   }
 
-  int Index(double magnitude, double u, double norm) const {
+  int Index(double magnitude, uint32_t u, double norm) const {
     if (params_.standard) {
       const double position = std::nearbyint(magnitude * (std::ldexp(params_.levels, 32) / norm));
       const double lower = std::floor(std::ldexp(position, -32));
       const bool promote = u < position - std::ldexp(lower, 32);
       return std::min(static_cast<int>(lower) + promote, params_.levels);
     }
-    double y = magnitude * (1.0 / norm);
-    const double smallest = std::ldexp(1.0, 1 - params_.levels);
-    const bool below = y < smallest;
-    if (below) y += smallest;
-    const int floor = std::ilogb(y);
-    const bool promote = u < std::ldexp(std::ldexp(y, -floor) - 1, 32);
-    return std::min(floor - (1 - params_.levels) + promote + !below, params_.levels);
+    const int e = std::ilogb(norm);
+    const double draw = 1 + std::ldexp(u >> 9, -23);
+    const double t = std::ldexp(double{static_cast<float>(std::ldexp(norm, -e) * draw)}, e);
+    const int k = magnitude == 0 ? -params_.levels : std::ilogb(magnitude / norm);
+    const int j = k + params_.levels;
+    if (j > 0) return j + (std::ldexp(t, k) < magnitude);
+    const double smallest = std::ldexp(norm, 1 - params_.levels);
+    const int shift = std::ilogb(smallest);
+    const double z = static_cast<float>(std::ldexp(magnitude + smallest, -shift));
+    return std::ldexp(t, 1 - params_.levels) < std::ldexp(z, shift);
   }
 
   void Append(size_t first_word, size_t i, uint32_t code) {

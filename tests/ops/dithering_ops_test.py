@@ -278,6 +278,28 @@ def test_unbiased(kind, levels, norm, norm_code, rng):
     assert (np.abs(mean - x) <= 5 * deviation + 10 * largest_step / steps).all()
 
 
+@pytest.mark.parametrize("norm", [1.0, 1.0 + 2.0**-20, 1.5, 3.4e38, 2e-38, 3e-41])
+@pytest.mark.parametrize("levels", [1, 4, 127])
+def test_natural_rounding_is_as_unbiased_as_the_format_says(levels, norm, rng):
+    norm = np.float32(norm)
+    p = Parameters(levels, "natural", "inf", 0)
+    x = np.float32(norm * 2.0 ** -rng.uniform(0, 6, 5000))
+    x = np.unique(x[x < norm])
+    y = x.astype(np.float64) / float(norm)
+    lower, upper = neighbours(y, p)
+    lower_index = np.where(lower > 0, np.log2(np.maximum(lower, 2.0**-127)) + levels, 0)
+    # The draws that round up are those below the first one that does not.
+    rounded_up, bound = np.zeros(x.size, np.int64), np.full(x.size, 2**32)
+    while (rounded_up < bound).any():
+        draw = (rounded_up + bound) // 2
+        up = reference.quantize(x, np.minimum(draw, 2**32 - 1), norm, p) > lower_index
+        up &= rounded_up < bound
+        rounded_up, bound = np.where(up, draw + 1, rounded_up), np.where(up, bound, draw)
+    bias = np.abs(rounded_up * 2.0**-32 - (y - lower) / (upper - lower))
+    assert (bias[lower > 0] <= 2.0**-23).all()
+    assert (bias[lower == 0] <= 2.0**-22).all()
+
+
 def omega(x: np.ndarray, p: Parameters) -> tuple[float, float]:
     """Measured and exact E||C(x) - x||^2 / ||x||^2."""
     result = round_trip(x, p).astype(np.float64)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Oracle of dithering (FORMAT.md, "Dithering block"). s, y and u are the names of that page."""
+"""Oracle of dithering (FORMAT.md, "Dithering block"). s, u, t and z are the names of that page."""
 
 from typing import NamedTuple
 
@@ -75,7 +75,7 @@ def sent_norm(code: int) -> np.float32:
 
 def quantize(x: np.ndarray, u: np.ndarray, norm: np.float32, p: Parameters) -> np.ndarray:
     """float32 [b], uint32 [b] -> codes, int64 [b]."""
-    s, magnitude, u = p.levels, np.abs(x).astype(np.float64), u.astype(np.float64)
+    s, magnitude = p.levels, np.abs(x).astype(np.float64)
     if norm == 0:
         return np.zeros(x.size, np.int64)
     if p.kind == "standard":
@@ -83,11 +83,19 @@ def quantize(x: np.ndarray, u: np.ndarray, norm: np.float32, p: Parameters) -> n
         lower = np.floor(position / 2.0**32)
         index = lower + (u < position - lower * 2.0**32)
     else:
-        y = magnitude * (1.0 / np.float64(norm))
-        smallest = 2.0 ** (1 - s)
-        below = y < smallest
-        fraction, exponent = np.frexp(np.where(below, y + smallest, y))
-        index = exponent - (2 - s) + (u < (2 * fraction - 1) * 2.0**32) + ~below
+        # Products of two binary32 numbers are exact in binary64, and so are powers of two. In the
+        # sum, what binary64 cannot hold is far below the 24 digits that are kept.
+        m, e = np.frexp(np.float64(norm))
+        m, e = 2 * m, e - 1
+        t = (m * (1 + (u >> 9) * 2.0**-23)).astype(np.float32).astype(np.float64)
+        smallest = np.float64(norm) * 2.0 ** (1 - s)
+        below = magnitude < smallest
+        digits, exponent = np.frexp(magnitude + smallest)
+        z = np.ldexp(digits.astype(np.float32).astype(np.float64), exponent)
+        y_digits, y_exponent = np.frexp(np.where(below, smallest, magnitude))
+        k = y_exponent - 1 - e - (2 * y_digits < m)
+        promoted = np.ldexp(t, e + k) < np.where(below, z, magnitude)
+        index = np.where(below, 0, k + s) + promoted
     index = np.minimum(index, s).astype(np.int64)
     return np.where((x < 0) & (index > 0), index + 2 ** (p.bits - 1), index)
 
