@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "code_stream.h"
 
+#include <algorithm>
 #include <cstring>
 
 #include "multiversion.h"
@@ -8,10 +9,39 @@
 namespace gradcomp {
 namespace {
 
+// Codes joined at a time, in arrays that stay in the first-level cache.
+constexpr int64_t kJoined = 128;
+
+// Codes of N bits, a power of two, to words: joined in pairs until each fills one. These loops are
+// vectorised, which those of PackGroups() are only within one group.
+template <int N>
+GRADCOMP_ALWAYS_INLINE void JoinCodes(const uint32_t* codes, int64_t count, uint32_t* words) {
+  if constexpr (N == 16) {
+    for (int64_t i = 0; i < count / 2; ++i) words[i] = codes[2 * i] | codes[2 * i + 1] << N;
+  } else {
+    alignas(64) uint32_t pairs[kJoined / 2];
+    for (int64_t i = 0; i < count / 2; ++i) pairs[i] = codes[2 * i] | codes[2 * i + 1] << N;
+    JoinCodes<2 * N>(pairs, count / 2, words);
+  }
+}
+
+template <int N>
+GRADCOMP_ALWAYS_INLINE void PackWholeGroups(const uint32_t* codes, int64_t groups,
+                                            uint32_t* words) {
+  if constexpr ((N & (N - 1)) == 0) {
+    const int64_t count = groups * kPackGroup;
+    for (int64_t i = 0; i < count; i += kJoined) {
+      JoinCodes<N>(codes + i, std::min(kJoined, count - i), words + i * N / 32);
+    }
+  } else {
+    PackGroups<N>(codes, groups, words);
+  }
+}
+
 template <int N>
 GRADCOMP_ALWAYS_INLINE void PackTileOf(uint32_t* codes, int64_t count, uint32_t* words) {
   const int64_t groups = count / kPackGroup;
-  PackGroups<N>(codes, groups, words);
+  PackWholeGroups<N>(codes, groups, words);
   if (count % kPackGroup == 0) return;
   uint32_t last[N];
   for (int64_t i = count; i < (groups + 1) * kPackGroup; ++i) codes[i] = 0;
