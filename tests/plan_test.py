@@ -114,13 +114,28 @@ def test_a_cluster_too_large_for_an_all_gather_sends_dense():
         assert (bucket.compression is None) == is_dense
 
 
+@pytest.mark.parametrize("spec", ["natural", "onebit", "topk:density=0.3", "block_topk"])
+@pytest.mark.parametrize("transport", ["integer", "block_sparse"])
+def test_what_was_asked_for_without_a_gain_is_not_replaced(spec, transport):
+    variables = [VariableInfo("k", (4096, 64), "float32")]
+    joint = "," if ":" in spec else ":"
+    (bucket,) = make_plan(variables, Policy(f"{spec}{joint}transport={transport}"), 4).buckets
+    assert bucket.transport == transport
+    # Integers are as long as floats; of blocks, an estimate.
+    few = transport == "block_sparse" and spec == "block_topk"
+    assert (bucket.payload_bytes < 4 * 4096 * 64) == few
+
+
 @pytest.mark.parametrize(
     ("spec", "num_workers", "transport"),
     [
         ("fft", 2, "all_gather"),
         ("fft", 4, "all_gather"),
-        ("fft", 5, "scatter_reduce"),
-        ("fft", 64, "scatter_reduce"),
+        ("fft", 31, "all_gather"),
+        ("fft", 33, "scatter_reduce"),
+        ("natural", 4, "all_gather"),
+        ("natural", 5, "scatter_reduce"),
+        ("float16", 64, "scatter_reduce"),
         ("fft:transport=all_gather", 5, "all_gather"),
         ("fft:transport=scatter_reduce", 2, "scatter_reduce"),
         ("powersgd", 8, ""),
@@ -131,6 +146,12 @@ def test_auto_takes_the_transport_that_sends_less(spec, num_workers, transport):
     variables = [VariableInfo("k", (4096, 1024), "float32")]
     plan = make_plan(variables, Policy(spec), num_workers)
     assert plan.buckets[0].transport == transport
+
+
+def test_more_buckets_than_draws_can_tell_apart_are_refused():
+    variables = [VariableInfo(f"v{i}", (64, 64), "float32") for i in range(65537)]
+    with pytest.raises(ValueError, match="65537 compressed buckets .* scope=bucket"):
+        make_plan(variables, Policy("natural:scope=layer"), 2)
 
 
 def test_rows_that_cannot_be_shared_out_are_not():

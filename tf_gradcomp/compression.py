@@ -34,8 +34,8 @@ class Compression:
         fused up to ``bucket_bytes``) or ``"model"``.
       bucket_bytes: size limit of a bucket of scope ``"bucket"``, in bytes of float32 gradient.
       transport: how what a codec keeps travels: ``"all_gather"``, ``"scatter_reduce"``,
-        ``"block_sparse"`` or ``"integer"``. ``"auto"`` takes all-gather unless another one sends
-        less than half as much. Low-rank methods and ``"none"`` have one way of travelling.
+        ``"block_sparse"`` or ``"integer"``. ``"auto"`` is one of the first two. Low-rank methods
+        and ``"none"`` have one way of travelling.
 
     Raises:
       ValueError: a field has a bad value; the message names the field and what is allowed.

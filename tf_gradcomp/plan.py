@@ -11,7 +11,7 @@ import tensorflow as tf
 from absl import logging
 
 from tf_gradcomp.agreement import Fact
-from tf_gradcomp.codecs.base import Codec, Layout, LowRank
+from tf_gradcomp.codecs.base import MAX_BUCKETS, MAX_SHARDS, Codec, Layout, LowRank
 from tf_gradcomp.compression import AUTO_TRANSPORT, DEFAULT_BUCKET_BYTES, Compression
 from tf_gradcomp.policy import Policy, VariableInfo
 from tf_gradcomp.transports import TRANSPORTS
@@ -30,9 +30,9 @@ class Bucket:
       num_elements: total number of elements.
       dtype: dtype of the packed gradients; "float32" when compressed.
       compression: how it is compressed; ``None`` for a dense all-reduce, or a row-sparse exchange.
-      payload_bytes: bytes that one worker's payload has; the average, where that alternates
-        from step to step. 0 for a row-sparse exchange, which depends on the rows of a step:
-        ``CompressionMonitor`` counts them.
+      payload_bytes: bytes that one worker contributes to the exchange; the average, where that
+        alternates from step to step, and an estimate for ``block_sparse``. 0 for a row-sparse
+        exchange, which depends on the rows of a step: ``CompressionMonitor`` counts them.
       transport: how payloads travel, a key of ``TRANSPORTS``; empty for those without a codec.
       row_sparse: whether sparse gradients are exchanged row by row.
     """
@@ -173,10 +173,20 @@ def make_plan(variables: Sequence[VariableInfo], policy: Policy, num_workers: in
             ", ".join(variables[i].name for i in indices),
         )
         uncompressed.extend(indices)
+    _check_limits(len(buckets), num_workers)
     dense = [index for index in uncompressed if not variables[index].sparse]
     sparse = [index for index in uncompressed if variables[index].sparse]
     buckets += _dense_buckets(variables, dense) + _row_sparse_buckets(variables, sparse)
     return Plan(tuple(variables), tuple(buckets))
+
+
+def _check_limits(num_buckets: int, num_workers: int) -> None:
+    """What draws can tell apart; see ``codecs.base.Draw``."""
+    if num_buckets > MAX_BUCKETS or num_workers > MAX_SHARDS:
+        raise ValueError(
+            f"{num_buckets} compressed buckets and {num_workers} workers: at most {MAX_BUCKETS} "
+            f"and {MAX_SHARDS} are possible; use scope=bucket or scope=model for fewer buckets"
+        )
 
 
 def _is_full(compression: Compression, size: int, num_bytes: int) -> bool:
@@ -194,43 +204,49 @@ def _compressed_bucket(
     """Returns the bucket of these variables, and whether to send it compressed."""
     num_elements = sum(variables[i].num_elements for i in indices)
     codec = compression.build()
-    transport, lossless, saves = "", False, True
+    transport, lossless, needs_gain = "", False, True
     if isinstance(codec, LowRank):
         num_words = codec.num_words([variables[i].shape for i in indices])
         sent_words = num_words * Dense.sent_share(num_workers)
     else:
         layout, lossless = codec.transform.layout(num_elements), codec.lossless
         transport = _choose_transport(codec, layout, compression.transport, num_workers)
-        saves = TRANSPORTS[transport].saves
-        num_shards = TRANSPORTS[transport].num_shards(num_workers)
-        num_words = codec.num_words(layout.shard(num_shards)) * num_shards
-        sent_words = _sent_words(codec, layout, transport, num_workers)
+        needs_gain = TRANSPORTS[transport].needs_gain
+        shard = _shard_size(codec, layout, transport, num_workers)
+        num_words = TRANSPORTS[transport].payload_words(shard, num_workers)
+        sent_words = TRANSPORTS[transport].sent_words(shard, num_workers)
     dense_bytes = sum(_num_bytes(variables[i]) for i in indices)
     shrinks = sent_words * BYTES_PER_WORD < dense_bytes * Dense.sent_share(num_workers)
     payload_bytes = int(num_words * BYTES_PER_WORD)
     bucket = Bucket(tuple(indices), num_elements, "float32", compression, payload_bytes, transport)
-    return bucket, shrinks or lossless or not saves
+    return bucket, shrinks or lossless or not needs_gain
 
 
-def _sent_words(codec: Codec, layout: Layout, transport: str, num_workers: int) -> float:
+def _shard_size(codec: Codec, layout: Layout, transport: str, num_workers: int) -> PayloadSize:
     shard = layout.shard(TRANSPORTS[transport].num_shards(num_workers))
-    size = PayloadSize(
+    return PayloadSize(
         codec.num_words(shard), shard.num_items, shard.components, codec.density(shard)
     )
-    return TRANSPORTS[transport].sent_words(size, num_workers)
 
 
 def _choose_transport(codec: Codec, layout: Layout, transport: str, num_workers: int) -> str:
-    """Returns the transport that was asked for, or for "auto", the one that sends less.
+    """Returns the transport that was asked for, or the one that "auto" stands for.
 
-    All-gather is the simpler one, and loses once: others must send less than half as much.
+    All-gather loses once, scatter-reduce twice; and where a codec drops items, an all-gather of few
+    lets the sum have all that any worker kept. So quantizers change over where it sends less
+    than half as much, and sparsifiers only where all-gather would send no less than dense.
     """
     if transport != AUTO_TRANSPORT:
         return transport
-    sent_words = {name: _sent_words(codec, layout, name, num_workers) for name in TRANSPORTS}
-    first = next(iter(TRANSPORTS))
-    best = min(sent_words, key=lambda name: sent_words[name])
-    return best if 2 * sent_words[best] < sent_words[first] else first
+
+    def sent_words(name: str) -> float:
+        shard = _shard_size(codec, layout, name, num_workers)
+        return TRANSPORTS[name].sent_words(shard, num_workers)
+
+    gathered, scattered = sent_words("all_gather"), sent_words("scatter_reduce")
+    dense = layout.num_items * layout.components * Dense.sent_share(num_workers)
+    changes_over = gathered >= dense if codec.density(layout) < 1 else 2 * scattered < gathered
+    return "scatter_reduce" if changes_over and scattered < gathered else "all_gather"
 
 
 def _dense_buckets(variables: Sequence[VariableInfo], indices: list[int]) -> list[Bucket]:

@@ -189,6 +189,14 @@ def test_parts_lead_from_gradients_to_the_sum(rng):
     np.testing.assert_array_equal(total, own[0] + other[0])
 
 
+def test_drawn_positions_are_decoded_with_their_own_step(rng):
+    parts, gradients = make_parts("randomk:density=0.2"), sample(rng)
+    (payload,) = parts.encode(gradients, tf.constant(5))
+    parts.decode(gradients, [tf.stack([payload] * 2)], tf.constant(5))
+    with pytest.raises(tf.errors.InvalidArgumentError, match="different exchanges"):
+        parts.decode(gradients, [tf.stack([payload] * 2)], tf.constant(6))
+
+
 def test_encoding_stores_the_residual(rng):
     parts, gradients = make_parts("topk:density=0.1"), sample(rng)
     (first,), (second,) = (parts.encode(gradients, tf.constant(step)) for step in (1, 2))

@@ -43,7 +43,6 @@ def test_identity_is_the_sum_in_worker_order(num_workers, transport):
     ("num_workers", "sizes"),
     [
         (2, (1, 1000, 300_007)),
-        pytest.param(1, (1, 1000), marks=pytest.mark.slow),
         pytest.param(3, (1, 2, 1_000_003, 10 << 20), marks=pytest.mark.slow),
         pytest.param(4, (1, 3, 1_000_003, 10 << 20), marks=pytest.mark.slow),
     ],

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tf_gradcomp.plan import make_plan
 from tf_gradcomp.policy import Policy, VariableInfo
 from tf_gradcomp.reducer import GradientReducer
 from tf_gradcomp.transports import block_sparse
@@ -96,7 +95,9 @@ def test_what_is_not_finite_reaches_all_and_leaves_the_residual(bad, spec):
         return value
 
     for steps, _, _ in exchange(values_of, spec, num_steps=3):
-        assert not np.isfinite(steps[1][0]).all()
+        # What loses nothing keeps the other elements, as TensorFlow's own sum does.
+        finite = np.isfinite(steps[1][0])
+        assert not finite.all() if spec == "identity" else not finite.any()
         assert np.isfinite(steps[2][0]).all()
         for before, after in zip(steps[0][1], steps[1][1], strict=True):
             np.testing.assert_array_equal(before, after)
@@ -124,15 +125,3 @@ def test_lossy_blocks_conserve_the_gradient(spec):
     bound = 64 * num_steps * np.finfo(np.float32).eps * np.abs(meant).max()
     np.testing.assert_allclose(sent + left, meant, rtol=0, atol=bound)
     assert np.abs(left).max() > 100 * bound
-
-
-def test_auto_takes_it_for_blocks_alone():
-    """Single elements that are zero leave few blocks that are."""
-    variables = [VariableInfo("k", (4096, 1024), "float32")]
-
-    def transport(spec, num_workers):
-        return make_plan(variables, Policy(spec), num_workers).buckets[0].transport
-
-    assert transport("topk:density=0.01", 8) == "scatter_reduce"
-    assert transport("block_topk:density=0.01,values=identity", 2) == "all_gather"
-    assert transport("identity", 2) == "all_gather"

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tf_gradcomp.plan import make_plan
 from tf_gradcomp.policy import Policy, VariableInfo
 from tf_gradcomp.reducer import GradientReducer
 
@@ -122,9 +121,3 @@ def test_what_is_not_finite_reaches_all(bad, spec):
         assert np.isfinite(history[2][0]).all()
         for before, after in zip(history[0][1], history[1][1], strict=True):
             np.testing.assert_array_equal(before, after)
-
-
-def test_it_is_not_replaced_for_saving_nothing():
-    variables = [VariableInfo("k", (100, 1000), "float32")]
-    (bucket,) = make_plan(variables, Policy("natural:transport=integer"), 4).buckets
-    assert bucket.transport == "integer"

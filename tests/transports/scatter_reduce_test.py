@@ -106,8 +106,9 @@ def test_the_sum_is_that_of_shards_encoded_one_by_one(spec, size):
         ]
         total, _ = codec.decode_sum(tf.stack(payloads), shard, draw(0))
         # Random-k scales what it keeps only where there is no residual, and only once.
-        again = encode(total, draw(num_workers + number), True)
-        parts.append(codec.decode_sum(again[tf.newaxis], shard, draw(0))[0])
+        # A quarter is the power of two next to a third: sums are encoded as if they were means.
+        again = encode(total / 4, draw(num_workers + number), True)
+        parts.append(4 * codec.decode_sum(again[tf.newaxis], shard, draw(0))[0])
     joined = tf.concat(parts, axis=0)[: layout.num_items]
     expected = transform.inverse(joined, size).numpy()
     for ((total, _),), _ in exchange(spec, size, num_workers):
@@ -156,6 +157,36 @@ def test_the_workers_hold_the_same_bits_and_send_two_payloads_at_most():
         whole = codec.num_words(codec.transform.layout(100_000))
         for _, words in outcomes:  # loopback counts what is handed over, a worker's own share too
             assert words / 2 < 1.06 * whole * (1 + 1 / num_workers)
+
+
+def test_sums_beyond_the_range_of_float16_arrive():
+    """Each worker's 20,000 fits, the sum of four does not."""
+
+    def work(collectives):
+        policy = Policy(rules=(("*", "float16:transport=scatter_reduce"),))
+        reducer = GradientReducer(policy, collectives)
+        value, info = tf.fill([1000], 20000.0), VariableInfo("v", (1000,), "float32")
+        return reducer.reduce([value], [info], {"v": weakref.ref(OWNER)})[0].numpy()
+
+    for total in loopback.run_workers(4, work):
+        np.testing.assert_array_equal(total, np.full(1000, 80000, np.float32))
+
+
+def test_every_draw_has_numbers_of_its_own():
+    keys = {
+        tuple(Draw(bucket, worker, tf.constant(3), shard).own_key(7).numpy())
+        for bucket in (0, 1, 65535)
+        for worker in range(6)  # a worker's second encoding counts as worker + W
+        for shard in (0, 1, 32767)
+    }
+    assert len(keys) == 3 * 6 * 3
+    shared = {
+        tuple(Draw(bucket, worker, tf.constant(3), shard).shared_key(7).numpy())
+        for bucket in (0, 1)
+        for worker in range(6)
+        for shard in (0, 1)
+    }
+    assert len(shared) == 2 * 2
 
 
 def test_shards_are_whole_rows():

@@ -149,13 +149,12 @@ def run(args: argparse.Namespace) -> int:
         rates = {text: parse_rate(text) for text in args.rate}
         _check_options(args)
         _check_methods(args.methods)
-        results = []
-        for text, rate in rates.items():
-            results += _measure_all(args, text, rate)
-            print(f"\n{summary([result for result in results if result.rate == text])}", flush=True)
-        print(f"\n{_LEGEND}")
-        if args.json is not None:
-            write_json(args.json, results)
+        results: list[Result] = []
+        try:
+            for text, rate in rates.items():
+                _measure_all(args, text, rate, results)
+        finally:  # a method that fails does not cost what others have shown
+            _report(results, args.json)
     except Refusal as refusal:
         return _fail(str(refusal), REFUSED)
     except _Failure as failure:
@@ -163,6 +162,17 @@ def run(args: argparse.Namespace) -> int:
     except OSError as error:
         return _fail(str(error), 1)
     return 0
+
+
+def _report(results: Sequence[Result], json_path: Path | None) -> None:
+    """Prints a table for each rate and writes the JSON file, if there is anything to tell."""
+    if not results:
+        return
+    for rate in dict.fromkeys(result.rate for result in results):
+        print(f"\n{summary([result for result in results if result.rate == rate])}")
+    print(f"\n{_LEGEND}", flush=True)
+    if json_path is not None:
+        write_json(json_path, results)
 
 
 def parse_rate(text: str) -> float | None:
@@ -249,9 +259,9 @@ def _network(
 
 
 def _measure_all(
-    args: argparse.Namespace, rate: str, bits_per_second: float | None
-) -> list[Result]:
-    results = []
+    args: argparse.Namespace, rate: str, bits_per_second: float | None, results: list[Result]
+) -> None:
+    """Adds every method's result as soon as it is there."""
     for number, method in enumerate(args.methods, 1):
         _say(f"{args.workload}, rate {rate}: {method} ({number} of {len(args.methods)})")
         command = [*_WORKER, "--method", method, "--workload", args.workload]
@@ -266,7 +276,6 @@ def _measure_all(
                 ],
             )
         results.append(result_of(args, rate, method, figures))
-    return results
 
 
 def _run_workers(

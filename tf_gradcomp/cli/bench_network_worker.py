@@ -84,7 +84,8 @@ def _measure(spec: str, method: str, warm_up: int, steps: int) -> dict[str, floa
     dense = [gradient for gradient in gradients if not isinstance(gradient, tf.IndexedSlices)]
     plan = strategy.plans[0]
     parts = Parts(plan, collectives)
-    payloads = parts.encode(dense, tf.constant(1))
+    first = tf.constant(1)
+    payloads = parts.encode(dense, first)
     with tf.device(collectives.device):
         gathered = [collectives.all_gather(payload) for payload in payloads]
     numbers = iter(range(2, 1 << 30))
@@ -93,7 +94,8 @@ def _measure(spec: str, method: str, warm_up: int, steps: int) -> dict[str, floa
     actions: dict[str, Callable[[tf.Tensor], object]] = {
         "compute_ms": lambda _: compute(),
         "encode_ms": lambda number: parts.encode(dense, number),
-        "decode_ms": lambda number: parts.decode(dense, gathered, number),
+        # Positions that are drawn hold for the exchange that they were drawn for.
+        "decode_ms": lambda _: parts.decode(dense, gathered, first),
         "step_ms": lambda _: train(),
     }
     if not model.computes:

@@ -44,14 +44,18 @@ class Encoded(NamedTuple):
     residual: tf.Tensor | None
 
 
+MAX_BUCKETS = 1 << 16
+MAX_SHARDS = 1 << 15
+
+
 class Draw(NamedTuple):
     """Where stochastic parts take their random numbers from: equal draws give equal bits.
 
     Attributes:
-      bucket: number of the bucket.
+      bucket: number of the bucket, below ``MAX_BUCKETS``.
       worker: index of this worker.
       step: int32 scalar, the number of the exchange.
-      shard: which shard of the bucket, where shards are encoded on their own; at most 32767.
+      shard: which shard of the bucket, where shards are encoded on their own; below ``MAX_SHARDS``.
     """
 
     bucket: int
@@ -73,7 +77,7 @@ class Draw(NamedTuple):
         return self._key(seed, stream=1 + 2 * self.worker + part)
 
     def _key(self, seed: int, stream: int) -> tf.Tensor:
-        place = self.bucket | self.shard << 16
+        place = self.bucket + self.shard * MAX_BUCKETS
         return tf.stack([tf.constant(seed), tf.constant(stream), tf.constant(place), self.step])
 
 

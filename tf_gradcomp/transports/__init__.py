@@ -9,7 +9,7 @@ from tf_gradcomp.transports.block_sparse import BlockSparse
 from tf_gradcomp.transports.integer import Integer
 from tf_gradcomp.transports.scatter_reduce import ScatterReduce
 
-# Those of codecs' payloads, by name. The first one is taken where it costs no more.
+# Those of codecs' payloads, by name.
 TRANSPORTS: dict[str, type[Transport]] = {
     "all_gather": AllGather,
     "scatter_reduce": ScatterReduce,

@@ -119,10 +119,11 @@ class Transport(Protocol):
     """A way for payloads to become the sum on every worker. It holds no state.
 
     Attributes:
-      saves: whether it is there to send less: where it does not, gradients are sent dense.
+      needs_gain: whether gradients are sent dense where it would not send less. Not for those
+        that have another purpose, or of which nobody knows before what they send.
     """
 
-    saves: bool
+    needs_gain: bool
 
     def __init__(self, collectives: Collectives) -> None: ...
 
@@ -132,8 +133,13 @@ class Transport(Protocol):
         ...
 
     @staticmethod
+    def payload_words(shard: PayloadSize, num_workers: int) -> float:
+        """Returns the words that one worker contributes to an exchange, or an estimate."""
+        ...
+
+    @staticmethod
     def sent_words(shard: PayloadSize, num_workers: int) -> float:
-        """Returns the words that a worker sends in an exchange."""
+        """Returns the words that a worker sends in an exchange, its own and others' passed on."""
         ...
 
     def residual_shapes(

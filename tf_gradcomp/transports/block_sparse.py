@@ -17,8 +17,9 @@ import tensorflow as tf
 
 from tf_gradcomp.ops import nonzero_blocks as blocks_ops
 from tf_gradcomp.transports import lookahead_cost
-from tf_gradcomp.transports.base import Coder, Collectives, PayloadSize, Summed
+from tf_gradcomp.transports.base import Coder, PayloadSize, Summed
 from tf_gradcomp.transports.dense import Dense
+from tf_gradcomp.transports.whole_bucket import WholeBucket
 
 _BLOCK_SIZE = 256  # values, where items are no blocks themselves; the paper's choice
 _MIN_BLOCK_SIZE = 32  # of items that are taken for blocks; a bit each should stay a small part
@@ -28,7 +29,7 @@ _CHUNK_VALUES = 1 << 22
 _DENSE_FROM = 0.9
 
 
-class BlockSparse:
+class BlockSparse(WholeBucket):
     """Sums what the workers' payloads decode to, block by block, over those that are not zero.
 
     An all-gather of masks, one bit a block, and an all-reduce of the union's blocks, in parts where
@@ -37,16 +38,11 @@ class BlockSparse:
     travels, and the masks are what it costs.
     """
 
-    saves = True
+    needs_gain = False
 
     @staticmethod
-    def num_shards(num_workers: int) -> int:
-        """Returns 1: a bucket is encoded as a whole."""
-        return 1
-
-    @staticmethod
-    def sent_words(shard: PayloadSize, num_workers: int) -> float:
-        """Returns the words that a worker sends if all items are kept independently.
+    def payload_words(shard: PayloadSize, num_workers: int) -> float:
+        """Returns the words of the mask and the union, if all items are kept independently.
 
         Payloads with room for all say nothing about what is zero: none of it, then.
         """
@@ -54,21 +50,18 @@ class BlockSparse:
         items_a_block = max(1, block_size // shard.components)
         density = lookahead_cost.independent_block_density(shard.density, items_a_block)
         union = lookahead_cost.independent_union_density(density, num_workers)
+        if union >= _DENSE_FROM:
+            union = 1.0
         num_values = shard.num_items * shard.components
-        return union * num_values * Dense.sent_share(num_workers)
+        return union * num_values + _mask_words(num_values, block_size)
 
-    def __init__(self, collectives: Collectives) -> None:
-        self._collectives = collectives
-
-    def residual_shapes(
-        self, shape: tuple[int, ...], shard_shape: tuple[int, ...]
-    ) -> list[tuple[int, ...]]:
-        """Returns one shape: what this worker's payload lost."""
-        return [shape]
-
-    def merge(self, residuals: Sequence[tf.Tensor]) -> tf.Tensor:
-        """Returns the only one."""
-        return residuals[0]
+    @staticmethod
+    def sent_words(shard: PayloadSize, num_workers: int) -> float:
+        """Returns the words that a worker sends, by the same estimate."""
+        num_values = shard.num_items * shard.components
+        mask_words = _mask_words(num_values, _block_size(shard.components))
+        blocks = BlockSparse.payload_words(shard, num_workers) - mask_words
+        return blocks * Dense.sent_share(num_workers) + mask_words * (num_workers - 1)
 
     def sum(self, coder: Coder, coefficients: tf.Tensor, residuals: Sequence[tf.Tensor]) -> Summed:
         """Sums coefficients over the workers; see ``Transport``."""
@@ -109,3 +102,7 @@ class BlockSparse:
 
 def _block_size(components: int) -> int:
     return components if components >= _MIN_BLOCK_SIZE else _BLOCK_SIZE
+
+
+def _mask_words(num_values: int, block_size: int) -> int:
+    return -(-num_values // (32 * block_size))

@@ -16,30 +16,32 @@ import tensorflow as tf
 
 from tf_gradcomp.transports.base import Coder, Collectives, PayloadSize, Summed
 from tf_gradcomp.transports.dense import Dense
+from tf_gradcomp.transports.whole_bucket import WholeBucket
 
 _BLOCK_SIZE = 256  # values that share an exponent
 _SMALLEST_EXPONENT = -96  # no unit is smaller than 2^-126, the least normal number
 _NON_FINITE = 1 << 20  # an exponent that no block has
 
 
-class Integer:
+class Integer(WholeBucket):
     """Sums what the workers' payloads decode to, as integers in units that the workers share.
 
     Values of a block are multiples of ``2^(e - b)``, rounded to the nearest: ``2^e`` is the least
-    power of two above all workers' magnitudes in the block, and ``b = 30 - ceil(log2 W)``, so
-    that no sum of ``W`` integers overflows. Sums of integers are exact, in whatever order. So is
-    all of what ``natural`` sends, down to ``2^-b`` of a block's largest value.
+    power of two above all workers' magnitudes in the block, or ``2^-96`` if that is more, and
+    ``b = 30 - ceil(log2 W)``, so that no sum of ``W`` integers overflows. Sums of integers are
+    exact, in whatever order. So is all of what ``natural`` sends, down to ``2^-b`` of a block's
+    largest value.
 
     An all-gather of exponents, and an all-reduce of as many words as there are values: on a ring
     of workers that saves nothing. It is for networks that add, or to see what these would do.
     """
 
-    saves = False
+    needs_gain = False
 
     @staticmethod
-    def num_shards(num_workers: int) -> int:
-        """Returns 1: a bucket is encoded as a whole."""
-        return 1
+    def payload_words(shard: PayloadSize, num_workers: int) -> float:
+        """Returns the words of integers and exponents."""
+        return shard.num_items * shard.components * (1 + 1 / _BLOCK_SIZE)
 
     @staticmethod
     def sent_words(shard: PayloadSize, num_workers: int) -> float:
@@ -48,18 +50,8 @@ class Integer:
         return num_values * (Dense.sent_share(num_workers) + (num_workers - 1) / _BLOCK_SIZE)
 
     def __init__(self, collectives: Collectives) -> None:
-        self._collectives = collectives
+        super().__init__(collectives)
         self._bits = 30 - math.ceil(math.log2(collectives.num_workers))
-
-    def residual_shapes(
-        self, shape: tuple[int, ...], shard_shape: tuple[int, ...]
-    ) -> list[tuple[int, ...]]:
-        """Returns one shape: what this worker's payload lost, and its integers."""
-        return [shape]
-
-    def merge(self, residuals: Sequence[tf.Tensor]) -> tf.Tensor:
-        """Returns the only one."""
-        return residuals[0]
 
     def sum(self, coder: Coder, coefficients: tf.Tensor, residuals: Sequence[tf.Tensor]) -> Summed:
         """Sums coefficients over the workers; see ``Transport``."""
@@ -75,6 +67,7 @@ class Integer:
         units = _powers_of_two(unit_exponents)
         total = tf.cast(self._collectives.all_reduce(integers), tf.float32) * units
         total = tf.where(finite, total, np.float32("nan"))
+        finite &= tf.reduce_all(tf.math.is_finite(total))
         if lost is None:
             return Summed(_from_blocks(total, own), finite, [])
         rounding = _from_blocks(blocks - tf.cast(integers, tf.float32) * units, own)

@@ -7,6 +7,7 @@ Adaptive Methods and System" (arXiv 2105.07829), with the workers as servers of 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -25,12 +26,17 @@ class ScatterReduce:
     there are. What it costs is a second loss, and two collectives where all-gather takes one.
     """
 
-    saves = True
+    needs_gain = True
 
     @staticmethod
     def num_shards(num_workers: int) -> int:
         """Returns one shard per worker."""
         return num_workers
+
+    @staticmethod
+    def payload_words(shard: PayloadSize, num_workers: int) -> float:
+        """Returns the words of the payloads of all its shards; the sum's is one more."""
+        return shard.num_words * num_workers
 
     @staticmethod
     def sent_words(shard: PayloadSize, num_workers: int) -> float:
@@ -57,6 +63,9 @@ class ScatterReduce:
     def sum(self, coder: Coder, coefficients: tf.Tensor, residuals: Sequence[tf.Tensor]) -> Summed:
         """Sums coefficients over the workers; see ``Transport``."""
         num_workers, own = self._collectives.num_workers, self._collectives.worker_index
+        # Sums are encoded as if they were means, lest they leave the range of a 16-bit format. A
+        # power of two rounds nothing.
+        scale = np.float32(2.0 ** -math.ceil(math.log2(num_workers)))
         shards = self._cut(coefficients, coder.shape)
         meant: Sequence[tf.Tensor | None] = [None] * num_workers
         second_meant = None
@@ -67,14 +76,17 @@ class ScatterReduce:
         shard, finite = coder.decode_sum(own, received)
         # What is not finite must reach all workers, whatever the payloads hold instead.
         shard = tf.cond(finite, lambda: shard, lambda: tf.fill(shard.shape, np.float32("nan")))
-        payload, lost = coder.encode(own, shard, second_meant, second=True)
+        payload, lost = coder.encode(
+            own, scale * shard, None if second_meant is None else scale * second_meant, second=True
+        )
         payloads = self._collectives.all_gather(payload)
         decoded = [coder.decode_sum(i, payloads[i : i + 1]) for i in range(num_workers)]
-        total = self._join([part for part, _ in decoded], coefficients)
+        total = self._join([part for part, _ in decoded], coefficients) / scale
         all_finite = tf.reduce_all([part_finite for _, part_finite in decoded])
         if lost is None:
             return Summed(total, all_finite, [])
-        return Summed(total, all_finite, [self._join([left for _, left in sent], total), lost])
+        first_lost = self._join([left for _, left in sent], total)
+        return Summed(total, all_finite, [first_lost, lost / scale])
 
     def _cut(self, coefficients: tf.Tensor, shard_shape: tuple[int, ...]) -> list[tf.Tensor]:
         """Cuts coefficients into equal shards, after as many zeros as that takes."""
