@@ -140,6 +140,7 @@ class _Coder:
 
     def __init__(self, codec: Codec, layout: Layout, draw: Draw, num_workers: int) -> None:
         self.shape = layout.shape
+        self.lossless = codec.lossless
         self._codec = codec
         self._layout = layout
         self._draw = draw

@@ -54,9 +54,11 @@ class Coder(Protocol):
 
     Attributes:
       shape: static shape of a shard's coefficients, ``[N]`` or ``[N, c]``.
+      lossless: whether what is decoded has the bits that were encoded.
     """
 
     shape: tuple[int, ...]
+    lossless: bool
 
     def encode(
         self, shard: int, coefficients: tf.Tensor, residual: tf.Tensor | None, second: bool = False

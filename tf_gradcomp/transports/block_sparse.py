@@ -65,10 +65,12 @@ class BlockSparse(WholeBucket):
 
     def sum(self, coder: Coder, coefficients: tf.Tensor, residuals: Sequence[tf.Tensor]) -> Summed:
         """Sums coefficients over the workers; see ``Transport``."""
-        payload, lost = coder.encode(0, coefficients, residuals[0] if residuals else None)
-        own, finite = coder.decode_sum(0, payload[tf.newaxis])
-        # What is not finite must reach all workers, whatever the payload holds instead.
-        own = tf.cond(finite, lambda: own, lambda: tf.fill(own.shape, np.float32("nan")))
+        own, lost = coefficients, None
+        if residuals or not coder.lossless:
+            payload, lost = coder.encode(0, coefficients, residuals[0] if residuals else None)
+            own, finite = coder.decode_sum(0, payload[tf.newaxis])
+            # What is not finite must reach all workers, whatever the payload holds instead.
+            own = tf.cond(finite, lambda: own, lambda: tf.fill(own.shape, np.float32("nan")))
         total = self._all_reduce(own)
         all_finite = tf.reduce_all(tf.math.is_finite(total))
         return Summed(total, all_finite, [] if lost is None else [lost])
