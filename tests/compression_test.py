@@ -79,6 +79,9 @@ def test_error_feedback_is_on_for_biased_codecs_only():
         ("fft:scope=tensor", ["scope", "layer, bucket, model", "'tensor'"]),
         ("fft:error_feedback=maybe", ["error_feedback", "'maybe'"]),
         ("fft:bucket_bytes=0", ["bucket_bytes", "got 0"]),
+        ("topk:densty=0.01", ["'densty', did you mean 'density'?"]),
+        ("topkk", ["did you mean 'topk'?"]),
+        ("dgc", ["unknown codec 'dgc'; known codecs"]),
         (
             "fft:transport=ring",
             [

@@ -126,10 +126,19 @@ class CompressionMonitor(tf.keras.callbacks.Callback):
         self._views = views
 
     def on_train_end(self, logs: Any = None) -> None:
-        if self._reducer() is not None and not self._plans():
+        reducer, plans = self._reducer(), self._plans()
+        if reducer is not None and not plans:
             logging.warning(
                 "No gradient passed through the compressed exchange: was the model compiled with "
                 "an optimizer from Keras, inside of strategy.scope()?"
+            )
+        buckets = [bucket for plan in plans for bucket in plan.buckets]
+        is_all_dense = buckets and not any(b.compression or b.row_sparse for b in buckets)
+        if reducer is not None and is_all_dense and not reducer.policy.is_dense:
+            logging.warning(
+                "CompressionMonitor: all gradients were sent as they are: no variable is one that "
+                "the policy compresses (%s), or compression would not send less.",
+                reducer.policy,
             )
 
     def _plans(self) -> list[Plan]:

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,6 +13,8 @@ import tensorflow as tf
 from keras_generation import IS_KERAS3
 
 import tf_gradcomp as tfgc
+from tf_gradcomp.plan import make_plan
+from tf_gradcomp.policy import VariableInfo, as_policy
 
 ROOT = Path(__file__).parents[2]
 
@@ -116,6 +119,8 @@ task = {{"type": "worker", "index": 0}}
 os.environ["TF_CONFIG"] = json.dumps({{"cluster": cluster, "task": task}})
 import tensorflow as tf
 import tf_gradcomp as tfgc
+from tf_gradcomp.plan import make_plan
+from tf_gradcomp.policy import VariableInfo, as_policy
 Options = tf.distribute.experimental.CommunicationOptions
 for arguments in {list(expected)}:
     try:
@@ -137,6 +142,8 @@ def test_keras_older_than_3_5_is_refused_when_the_strategy_is_made():
 import keras
 keras.__version__ = "3.4.1"
 import tf_gradcomp as tfgc
+from tf_gradcomp.plan import make_plan
+from tf_gradcomp.policy import VariableInfo, as_policy
 tfgc.CompressedMultiWorkerMirroredStrategy("fft")
 """
     )
@@ -158,6 +165,8 @@ def test_an_iterator_that_lives_until_the_end_does_no_harm():
         """
 import tensorflow as tf
 import tf_gradcomp as tfgc
+from tf_gradcomp.plan import make_plan
+from tf_gradcomp.policy import VariableInfo, as_policy
 strategy = tfgc.CompressedMultiWorkerMirroredStrategy("fft")
 data = tf.data.Dataset.range(1000).map(lambda i: tf.py_function(lambda i: i, [i], tf.int64))
 iterator = iter(strategy.experimental_distribute_dataset(data.repeat().batch(8)))
@@ -187,3 +196,16 @@ def test_the_monitor_says_when_the_strategy_was_forgotten(caplog):
     monitor = tfgc.callbacks.CompressionMonitor()
     model.fit(np.ones((8, 6)), np.ones((8, 3)), verbose=0, callbacks=[monitor])
     assert "no gradients are compressed" in caplog.text
+
+
+@pytest.mark.parametrize(("policy", "warns"), [("fft", True), ("none", False)])
+def test_the_monitor_says_when_no_variable_is_compressed(policy, warns, caplog):
+    """A model whose variables are all too small; the plan is what two workers would have."""
+    infos = [VariableInfo("kernel", (6, 3), "float32"), VariableInfo("bias", (3,), "float32")]
+    monitor = tfgc.callbacks.CompressionMonitor()
+    plan = make_plan(infos, as_policy(policy), 2)
+    reducer = SimpleNamespace(policy=as_policy(policy), plans_of=lambda keys: [plan])
+    monitor._reducer = lambda: reducer
+    monitor.set_model(small_model())
+    monitor.on_train_end()
+    assert ("all gradients were sent as they are" in caplog.text) == warns

@@ -315,7 +315,8 @@ def result_of(
 
 _LEGEND = """\
 x compute: step over compute, that of the same run. exchange: step - compute - encode - decode.
-wire: bytes a worker sent in a step, headers included; x dense: how often they go into dense's."""
+wire: bytes a worker sent in a step, headers included; x dense: how often they go into dense's.
+payload: what a worker contributes, as planned, without passing on; block_sparse: an estimate."""
 
 
 def summary(results: Sequence[Result]) -> str:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from tf_gradcomp.codecs import (
@@ -125,7 +125,10 @@ def build(name: str, params: Mapping[str, Any]) -> base.Codec | base.LowRank:
     for key in params:
         if key not in known:
             allowed = ", ".join(known) or "none"
-            raise ValueError(f"codec {name!r} has no parameter {key!r}; its parameters: {allowed}")
+            raise ValueError(
+                f"codec {name!r} has no parameter {key!r}{_did_you_mean(key, known)} "
+                f"its parameters: {allowed}"
+            )
     values = {**known, **params}
     try:
         parts = [
@@ -138,6 +141,13 @@ def build(name: str, params: Mapping[str, Any]) -> base.Codec | base.LowRank:
         return parts[0]
     transform, *sparsifier, quantizer = parts
     return pipeline.Pipeline(transform, sparsifier[0] if sparsifier else None, quantizer)
+
+
+def _did_you_mean(word: str, known: Iterable[str]) -> str:
+    """Returns the end of a clause: a guess, if there is a good one."""
+    # "dgc", a method and no codec, is as close to "dct" as 0.67.
+    similar = difflib.get_close_matches(word.lower(), known, n=1, cutoff=0.68)
+    return f", did you mean {similar[0]!r}?" if similar else ";"
 
 
 def _defaults(name: str) -> Mapping[str, Any]:
@@ -154,8 +164,7 @@ def _parts(name: str, given: Mapping[str, Any]) -> list[Any]:
         return [_LOW_RANK[name]]
     if name not in _RECIPES:
         known = [*names(), "none"]
-        similar = difflib.get_close_matches(name.lower(), known, n=1)
-        hint = f", did you mean {similar[0]!r}?" if similar else ";"
+        hint = _did_you_mean(name, known)
         raise ValueError(f"unknown codec {name!r}{hint} known codecs: {', '.join(known)}")
     transform, sparsifier, defaults = _RECIPES[name]
     values = given.get("values", defaults["values"])
