@@ -149,6 +149,10 @@ def test_metrics_loss_and_statistics_are_exact(model):
         pytest.param(("--eagerly", "--epochs=1", "--examples=256"), id="eager"),
         pytest.param(("--steps-per-execution=2",), id="several steps per execution"),
         pytest.param(("--model=embedding", "--optimizer=adam"), id="sparse gradients"),
+        pytest.param(
+            ("--model=embedding", "--optimizer=adam", "--steps-per-execution=2"),
+            id="sparse gradients, several steps per execution",
+        ),
         pytest.param(("--optimizer=accumulate",), id="accumulation", marks=needs_keras3),
         pytest.param(("--optimizer=legacy_sgd",), id="legacy SGD", marks=needs_keras2),
         pytest.param(("--optimizer=legacy_adam",), id="legacy Adam", marks=needs_keras2),

@@ -21,10 +21,12 @@ class ReplicaLauncher(compat.CollectiveReplicaLauncher):
     Each run of a collective needs a key that is new, and the same on all workers. TensorFlow
     draws all keys of a function in Python when the function is called, and hands them in as hidden
     arguments. That fails when the function is called inside of another one's loop or branch, as
-    Keras 3 does with ``steps_per_execution``: nothing is called from Python there. In that case
-    alone, a counter in a variable takes over. It counts alike on all workers as long as they
-    run the same collectives in the same order; a step that fails halfway, as one that runs out
-    of data may, would break that, which is why TensorFlow's way is kept wherever it works.
+    Keras 3 does with ``steps_per_execution``: nothing is called from Python there. It also gives
+    all iterations of a function's own loop one key, which serves as long as the shape is the same
+    in all of them. In these two cases alone, a counter in a variable takes over. It counts alike on
+    all workers as long as they run the same collectives in the same order; a step that fails
+    halfway, as one that runs out of data may, would break that, which is why TensorFlow's way is
+    kept wherever it works.
 
     TensorFlow's own timeout, which it calls a means of debugging, starts threads for every
     collective. It is left to collectives outside of a ``tf.function``.
@@ -40,6 +42,7 @@ class ReplicaLauncher(compat.CollectiveReplicaLauncher):
     ) -> None:
         super().__init__(group_key, group_size, collective_keys, device, options)
         compat.check_object(self, "CollectiveReplicaLauncher")
+        self._has_static_shape = True  # of what is being launched
         self._next_key = compat.local_variable(
             lambda: tf.constant(_FIRST_KEY, tf.int32), "CPU:0", "collective_key"
         )
@@ -88,6 +91,7 @@ class ReplicaLauncher(compat.CollectiveReplicaLauncher):
         options: compat.Options | None,
     ) -> tf.Tensor:
         options = self._options.merge(options)
+        self._has_static_shape = input_tensor.shape.is_fully_defined()
         ordering = self._get_ordering_token()
         if not options.timeout_seconds or tf.executing_eagerly() or ordering is None:
             return launch(options)
@@ -103,10 +107,16 @@ class ReplicaLauncher(compat.CollectiveReplicaLauncher):
             )
 
     def _next_instance_key(self) -> tf.Tensor:
-        if not _is_called_inside_of_control_flow():
+        is_loop_with_varying_shape = not self._has_static_shape and _is_inside_of_control_flow()
+        if not _is_called_inside_of_control_flow() and not is_loop_with_varying_shape:
             return super()._next_instance_key()
         with tf.device("CPU:0"):
             return self._next_key.assign_add(1).read_value()
+
+
+def _is_inside_of_control_flow() -> bool:
+    """Whether the current code is in a loop or branch of the function that is being traced."""
+    return tf.inside_function() and _is_control_flow(tf.compat.v1.get_default_graph())
 
 
 def _is_called_inside_of_control_flow() -> bool:
