@@ -170,10 +170,10 @@ def transport_sums(transport: str, *sizes: str) -> None:
             expected = parts[0]
             for part in parts[1:]:
                 expected = expected + part
-            # Adding W numbers in any order errs by W - 1 roundings of partial sums; an integer
-            # is off by half a unit, of which the largest number has 2^28 at least.
+            # Adding W numbers errs by W - 1 roundings of partial sums, in this order and in the
+            # other; an integer is off by half a unit, of which the largest has 2^28 at least.
             magnitudes = sum(np.abs(part) for part in parts)
-            bound = num_workers * 2.0**-24 * magnitudes
+            bound = 2 * (num_workers - 1) * 2.0**-24 * magnitudes
             if transport == "integer":
                 bound = bound + num_workers * 2.0**-28 * magnitudes.max()
             outcomes.append(
