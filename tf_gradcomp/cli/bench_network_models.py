@@ -6,6 +6,7 @@ Without Keras, the same graph serves for a step with the exchange and for one wi
 
 from __future__ import annotations
 
+import abc
 import math
 from collections.abc import Sequence
 from typing import Protocol, TypeAlias
@@ -52,7 +53,7 @@ def build(workload: workloads.Workload, worker: int) -> Model:
     return ExchangeAlone(workload.gradient(worker))
 
 
-class _Trained:
+class _Trained(abc.ABC):
     """A model with a loss, trained by SGD with momentum."""
 
     computes = True
@@ -61,8 +62,9 @@ class _Trained:
         self.variables = variables
         self._momenta = [tf.Variable(tf.zeros_like(v), trainable=False) for v in variables]
 
+    @abc.abstractmethod
     def loss(self) -> tf.Tensor:
-        raise NotImplementedError
+        """Returns the loss of this worker's batch, a float32 scalar."""
 
     def gradients(self) -> list[Gradient]:
         with tf.GradientTape() as tape:
