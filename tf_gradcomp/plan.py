@@ -6,19 +6,21 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import tensorflow as tf
 from absl import logging
 
 from tf_gradcomp.agreement import Fact
-from tf_gradcomp.codecs.base import MAX_BUCKETS, MAX_SHARDS, Codec, Layout, LowRank
+from tf_gradcomp.codecs.base import MAX_BUCKETS, MAX_SHARDS, Codec, LowRank
 from tf_gradcomp.compression import AUTO_TRANSPORT, DEFAULT_BUCKET_BYTES, Compression
+from tf_gradcomp.costs import BYTES_PER_WORD, AssumedCosts, Costs, Estimate, Network
 from tf_gradcomp.policy import Policy, VariableInfo
 from tf_gradcomp.transports import TRANSPORTS
-from tf_gradcomp.transports.base import PayloadSize
+from tf_gradcomp.transports.base import Message, PayloadSize
 from tf_gradcomp.transports.dense import Dense
 
-BYTES_PER_WORD = 4
+_NOTICEABLE = 1.05  # more time than this factor is no noise
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,6 +37,8 @@ class Bucket:
         exchange, which depends on the rows of a step: ``CompressionMonitor`` counts them.
       transport: how payloads travel, a key of ``TRANSPORTS``; empty for those without a codec.
       row_sparse: whether sparse gradients are exchanged row by row.
+      estimates: what its exchange would take, if it is compressed: as it is done, by other
+        transports that were considered, and dense. No two buckets differ by this alone.
     """
 
     indices: tuple[int, ...]
@@ -44,6 +48,7 @@ class Bucket:
     payload_bytes: int
     transport: str = ""
     row_sparse: bool = False
+    estimates: tuple[Estimate, ...] = dataclasses.field(default=(), compare=False)
 
     @property
     def how(self) -> str:
@@ -58,10 +63,12 @@ class Plan:
     Attributes:
       variables: what is known of each variable.
       buckets: a partition of the variables.
+      network: what the estimates of compressed buckets say of the network; ``None`` without any.
     """
 
     variables: tuple[VariableInfo, ...]
     buckets: tuple[Bucket, ...]
+    network: Network | None = dataclasses.field(default=None, compare=False)
 
     @property
     def dense_bytes(self) -> int:
@@ -115,6 +122,10 @@ class Plan:
                 )
                 names = ", ".join(variable.name for variable in variables)
             lines.append(f"bucket {number}: {bucket.how}, {cost}: {names}")
+            if bucket.estimates:
+                lines.append(f"  estimated: {', '.join(map(str, bucket.estimates))}")
+        if self.network is not None:
+            lines.append(f"network: {self.network}")
         has_rows = any(bucket.row_sparse for bucket in self.buckets)
         lines.append(
             f"total: {self.dense_bytes:,} -> {self.payload_bytes:,} bytes a step and worker, "
@@ -123,7 +134,12 @@ class Plan:
         return "\n".join(lines)
 
 
-def make_plan(variables: Sequence[VariableInfo], policy: Policy, num_workers: int) -> Plan:
+def make_plan(
+    variables: Sequence[VariableInfo],
+    policy: Policy,
+    num_workers: int,
+    costs: Costs | None = None,
+) -> Plan:
     """Divides variables into buckets.
 
     Variables are taken in reverse order, which is roughly the order in which back-propagation
@@ -135,6 +151,7 @@ def make_plan(variables: Sequence[VariableInfo], policy: Policy, num_workers: in
       variables: in the model's order.
       policy: decides the compression of each.
       num_workers: number of workers, on which depends how often a payload is sent.
+      costs: what exchanges take, which decides between transports; by default their bytes.
 
     Returns:
       The plan. Compressed buckets come in exchange order, then dense ones, row-sparse ones last.
@@ -159,10 +176,11 @@ def make_plan(variables: Sequence[VariableInfo], policy: Policy, num_workers: in
         groups.setdefault(key, []).append(index)
         sizes[key] = sizes.get(key, 0) + num_bytes
 
+    costs = AssumedCosts() if costs is None else costs
     buckets = []
     for (compression, _), indices in groups.items():
-        bucket, pays = _compressed_bucket(variables, indices, compression, num_workers)
-        if pays:
+        bucket = _compressed_bucket(variables, indices, compression, num_workers, costs)
+        if bucket is not None:
             buckets.append(bucket)
             continue
         logging.warning(
@@ -174,10 +192,26 @@ def make_plan(variables: Sequence[VariableInfo], policy: Policy, num_workers: in
         )
         uncompressed.extend(indices)
     _check_limits(len(buckets), num_workers)
+    network = costs.network if buckets else None
+    _warn_of_loss(buckets, network)
     dense = [index for index in uncompressed if not variables[index].sparse]
     sparse = [index for index in uncompressed if variables[index].sparse]
     buckets += _dense_buckets(variables, dense) + _row_sparse_buckets(variables, sparse)
-    return Plan(tuple(variables), tuple(buckets))
+    return Plan(tuple(variables), tuple(buckets), network)
+
+
+def _warn_of_loss(buckets: Sequence[Bucket], network: Network | None) -> None:
+    """Says so if gradients as they are would be exchanged in less time."""
+    compressed = sum(bucket.estimates[0].total for bucket in buckets)
+    dense = sum(bucket.estimates[-1].total for bucket in buckets)
+    if network is not None and network.measured and compressed > _NOTICEABLE * dense:
+        logging.warning(
+            "Compression seems not to pay in this network: exchanging gradients takes an "
+            "estimated %.1f ms a step, and %.1f ms as they are. Measured: %s.",
+            1e3 * compressed,
+            1e3 * dense,
+            network,
+        )
 
 
 def _check_limits(num_buckets: int, num_workers: int) -> None:
@@ -197,56 +231,96 @@ def _is_full(compression: Compression, size: int, num_bytes: int) -> bool:
 
 def _compressed_bucket(
     variables: Sequence[VariableInfo],
-    indices: list[int],
+    indices: Sequence[int],
     compression: Compression,
     num_workers: int,
-) -> tuple[Bucket, bool]:
-    """Returns the bucket of these variables, and whether to send it compressed."""
-    num_elements = sum(variables[i].num_elements for i in indices)
-    codec = compression.build()
-    transport, lossless, needs_gain = "", False, True
+    costs: Costs,
+) -> Bucket | None:
+    """Returns the bucket of these variables, ``None`` if it would not send less than dense."""
+    codec: Any = compression.build()
+    num_bytes = sum(_num_bytes(variables[i]) for i in indices)
+    dense_message = Dense.message(num_bytes / BYTES_PER_WORD, num_workers)
+    buckets, estimates = [], []
+    for transport in _transports(codec, compression, num_workers):
+        num_words, messages = _traffic(codec, variables, indices, transport, num_workers)
+        shrinks = sum(message.words for message in messages) < dense_message.words
+        if not shrinks and _needs_gain(codec, transport):
+            continue
+        bucket = Bucket(
+            tuple(indices),
+            sum(variables[i].num_elements for i in indices),
+            "float32",
+            compression,
+            int(num_words * BYTES_PER_WORD),
+            transport,
+        )
+        seconds = costs.network.seconds(messages)
+        buckets.append(bucket)
+        estimates.append(
+            Estimate(transport or "all_reduce", costs.work(variables, bucket), seconds)
+        )
+    if not buckets:
+        return None
+    dense = Estimate("dense", 0.0, costs.network.seconds([dense_message]))
+    if len(buckets) > 1:
+        layout = codec.transform.layout(buckets[0].num_elements)
+        gathered, scattered = estimates
+        if _is_worth_a_second_loss(codec.density(layout), gathered, scattered, dense):
+            buckets.reverse()
+            estimates.reverse()
+    return dataclasses.replace(buckets[0], estimates=(*estimates, dense))
+
+
+def _transports(
+    codec: Codec | LowRank, compression: Compression, num_workers: int
+) -> tuple[str, ...]:
+    """Returns the transports to consider, the preferred one first; low-rank methods need none."""
+    if isinstance(codec, LowRank):
+        return ("",)
+    if compression.transport != AUTO_TRANSPORT:
+        return (compression.transport,)
+    # Between two workers, scatter-reduce sends no less than all-gather.
+    return ("all_gather",) if num_workers == 2 else ("all_gather", "scatter_reduce")
+
+
+def _traffic(
+    codec: Codec | LowRank,
+    variables: Sequence[VariableInfo],
+    indices: Sequence[int],
+    transport: str,
+    num_workers: int,
+) -> tuple[float, list[Message]]:
+    """Returns the words that a worker contributes to an exchange, and its messages."""
     if isinstance(codec, LowRank):
         num_words = codec.num_words([variables[i].shape for i in indices])
-        sent_words = num_words * Dense.sent_share(num_workers)
-    else:
-        layout, lossless = codec.transform.layout(num_elements), codec.lossless
-        transport = _choose_transport(codec, layout, compression.transport, num_workers)
-        needs_gain = TRANSPORTS[transport].needs_gain
-        shard = _shard_size(codec, layout, transport, num_workers)
-        num_words = TRANSPORTS[transport].payload_words(shard, num_workers)
-        sent_words = TRANSPORTS[transport].sent_words(shard, num_workers)
-    dense_bytes = sum(_num_bytes(variables[i]) for i in indices)
-    shrinks = sent_words * BYTES_PER_WORD < dense_bytes * Dense.sent_share(num_workers)
-    payload_bytes = int(num_words * BYTES_PER_WORD)
-    bucket = Bucket(tuple(indices), num_elements, "float32", compression, payload_bytes, transport)
-    return bucket, shrinks or lossless or not needs_gain
-
-
-def _shard_size(codec: Codec, layout: Layout, transport: str, num_workers: int) -> PayloadSize:
-    shard = layout.shard(TRANSPORTS[transport].num_shards(num_workers))
-    return PayloadSize(
+        part = Dense.message(num_words / codec.num_messages, num_workers)
+        return num_words, [part] * codec.num_messages
+    kind = TRANSPORTS[transport]
+    layout = codec.transform.layout(sum(variables[i].num_elements for i in indices))
+    shard = layout.shard(kind.num_shards(num_workers))
+    size = PayloadSize(
         codec.num_words(shard), shard.num_items, shard.components, codec.density(shard)
     )
+    return kind.payload_words(size, num_workers), kind.messages(size, num_workers)
 
 
-def _choose_transport(codec: Codec, layout: Layout, transport: str, num_workers: int) -> str:
-    """Returns the transport that was asked for, or the one that "auto" stands for.
+def _needs_gain(codec: Codec | LowRank, transport: str) -> bool:
+    """Whether to send gradients dense where this would not send less."""
+    return isinstance(codec, LowRank) or (not codec.lossless and TRANSPORTS[transport].needs_gain)
+
+
+def _is_worth_a_second_loss(
+    density: float, gathered: Estimate, scattered: Estimate, dense: Estimate
+) -> bool:
+    """Whether to use scatter-reduce in place of all-gather.
 
     All-gather loses once, scatter-reduce twice; and where a codec drops items, an all-gather of few
-    lets the sum have all that any worker kept. So quantizers change over where it sends less
-    than half as much, and sparsifiers only where all-gather would send no less than dense.
+    lets the sum have all that any worker kept. So quantizers change over where it takes less than
+    half the time, and sparsifiers only where all-gather would take no less than dense gradients.
     """
-    if transport != AUTO_TRANSPORT:
-        return transport
-
-    def sent_words(name: str) -> float:
-        shard = _shard_size(codec, layout, name, num_workers)
-        return TRANSPORTS[name].sent_words(shard, num_workers)
-
-    gathered, scattered = sent_words("all_gather"), sent_words("scatter_reduce")
-    dense = layout.num_items * layout.components * Dense.sent_share(num_workers)
-    changes_over = gathered >= dense if codec.density(layout) < 1 else 2 * scattered < gathered
-    return "scatter_reduce" if changes_over and scattered < gathered else "all_gather"
+    if density < 1:
+        return gathered.total >= dense.total and scattered.total < gathered.total
+    return scattered.total < gathered.total / 2
 
 
 def _dense_buckets(variables: Sequence[VariableInfo], indices: list[int]) -> list[Bucket]:

@@ -14,6 +14,7 @@ from tf_gradcomp import plan as plan_lib
 from tf_gradcomp import state
 from tf_gradcomp.agreement import require_agreement
 from tf_gradcomp.codecs.base import Draw
+from tf_gradcomp.costs import Costs
 from tf_gradcomp.exchanges import (
     CompressedExchange,
     Exchange,
@@ -37,9 +38,19 @@ class GradientReducer:
       collectives: the network.
     """
 
-    def __init__(self, policy: Policy, collectives: Collectives) -> None:
+    def __init__(
+        self, policy: Policy, collectives: Collectives, costs: Costs | None = None
+    ) -> None:
+        """Makes a reducer without plans.
+
+        Args:
+          policy: decides how each variable is compressed.
+          collectives: the network.
+          costs: what exchanges take there; by default their bytes.
+        """
         self.policy = policy
         self.collectives = collectives
+        self._costs = costs
         self._entries: dict[tuple[_Identity, tuple[VariableInfo, ...]], _Entry] = {}
 
     @property
@@ -145,7 +156,8 @@ class GradientReducer:
         # What a Flatten hid is known in some graphs and not in others: the first one decides.
         key = (tuple(owners), tuple(variable._replace(hidden=()) for variable in variables))
         if key not in self._entries or not self._entries[key].is_alive():
-            plan = plan_lib.make_plan(variables, self.policy, self.collectives.num_workers)
+            num_workers = self.collectives.num_workers
+            plan = plan_lib.make_plan(variables, self.policy, num_workers, self._costs)
             require_agreement(self.collectives, "what to exchange for each variable", plan.facts())
             logging.info("Gradient exchange plan:\n%s", plan.summary())
             # The residuals of models that are gone would otherwise fill the memory.

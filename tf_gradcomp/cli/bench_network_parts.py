@@ -12,6 +12,7 @@ from tf_gradcomp.codecs.base import Draw
 from tf_gradcomp.exchanges import Exchange, Reduced, make_exchange
 from tf_gradcomp.plan import Plan
 from tf_gradcomp.transports.base import Collectives
+from tf_gradcomp.transports.silent import SilentCollectives
 
 
 class Parts:
@@ -23,7 +24,7 @@ class Parts:
     """
 
     def __init__(self, plan: Plan, collectives: Collectives) -> None:
-        self._network = _CutNetwork(collectives)
+        self._network = _CutCollectives(collectives)
         numbers = range(len(plan.buckets))
         self._exchanges = [make_exchange(plan, number, self._network) for number in numbers]
         # An argument: as a constant, it would let TensorFlow remove the condition in `commit`.
@@ -94,8 +95,8 @@ def _is_cut(exchange: Exchange) -> bool:
     return exchange.bucket.transport == "all_gather"
 
 
-class _CutNetwork:
-    """Collectives that send nothing: as if all workers said the same.
+class _CutCollectives(SilentCollectives):
+    """Collectives that send nothing, and can be read and written where payloads are gathered.
 
     Attributes:
       sent: what was gathered last.
@@ -103,21 +104,10 @@ class _CutNetwork:
     """
 
     def __init__(self, collectives: Collectives) -> None:
-        self.num_workers = collectives.num_workers
-        self.worker_index = collectives.worker_index
-        self.device = collectives.device
+        super().__init__(collectives)
         self.sent: tf.Tensor | None = None
         self.received: tf.Tensor | None = None
 
     def all_gather(self, words: tf.Tensor) -> tf.Tensor:
         self.sent = words
-        return tf.stack([words] * self.num_workers) if self.received is None else self.received
-
-    def all_to_all(self, words: tf.Tensor) -> tf.Tensor:
-        return tf.identity(words)
-
-    def all_reduce(self, tensor: tf.Tensor) -> tf.Tensor:
-        return tf.identity(tensor)
-
-    def gather_text(self, text: str) -> list[str]:
-        return [text] * self.num_workers
+        return super().all_gather(words) if self.received is None else self.received

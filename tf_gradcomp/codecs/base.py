@@ -400,10 +400,12 @@ class LowRank(abc.ABC):
     Attributes:
       biased: as for a codec.
       alternates: whether the number of the exchange matters.
+      num_messages: all-reduces in an exchange.
     """
 
     biased: ClassVar[bool] = True
     alternates: ClassVar[bool]
+    num_messages: ClassVar[int]
 
     @abc.abstractmethod
     def matrix_shape(self, shape: tuple[int, ...]) -> tuple[int, int] | None:

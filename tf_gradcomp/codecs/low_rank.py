@@ -70,6 +70,7 @@ class PowerSGD(_LowRank):
     """
 
     alternates: ClassVar[bool] = False
+    num_messages: ClassVar[int] = 2
 
     def factor_shapes(self, matrices: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
         return [(m, self.rank) for _, m in matrices]
@@ -100,6 +101,7 @@ class ACPSGD(_LowRank):
     """
 
     alternates: ClassVar[bool] = True
+    num_messages: ClassVar[int] = 1
 
     def factor_shapes(self, matrices: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
         return [(n, self.rank) for n, _ in matrices] + [(m, self.rank) for _, m in matrices]

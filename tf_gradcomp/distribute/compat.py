@@ -39,6 +39,7 @@ _TENSORFLOW_NAMES = {
     ),
     "tensorflow.python.distribute.distribute_utils": ("regroup", "select_replica"),
     "tensorflow.python.distribute.values": ("Mirrored",),
+    "tensorflow.python.framework.config": ("is_op_determinism_enabled",),
     "tensorflow.python.ops.resource_variable_ops": ("ResourceVariable",),
 }
 
@@ -108,6 +109,7 @@ from tensorflow.python.distribute.distribute_utils import (  # noqa: E402
     select_replica,
 )
 from tensorflow.python.distribute.values import Mirrored  # noqa: E402
+from tensorflow.python.framework.config import is_op_determinism_enabled  # noqa: E402
 from tensorflow.python.ops.resource_variable_ops import ResourceVariable  # noqa: E402
 
 __all__ = [
@@ -118,6 +120,7 @@ __all__ = [
     "Options",
     "ResourceVariable",
     "check_object",
+    "is_op_determinism_enabled",
     "local_variable",
     "regroup",
     "require",

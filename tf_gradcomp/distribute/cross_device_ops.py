@@ -13,6 +13,7 @@ from tf_gradcomp.distribute import collectives as collectives_lib
 from tf_gradcomp.distribute import compat, gradient_scope
 from tf_gradcomp.distribute.flattened_shape import flattened_shape
 from tf_gradcomp.distribute.replica_launcher import ReplicaLauncher
+from tf_gradcomp.measurement import MeasuredCosts
 from tf_gradcomp.policy import Policy, VariableInfo
 from tf_gradcomp.reducer import GradientReducer
 
@@ -55,10 +56,10 @@ class CompressedCollectiveAllReduce(compat.CollectiveAllReduce):
         self._worker_launcher = self._launchers[0]
         if len(self._devices) > 1:
             self._worker_launcher = make_launcher((device,), num_workers, device)
-        self.reducer = GradientReducer(
-            policy,
-            collectives_lib.Collectives(self._worker_launcher, num_workers, worker_index, device),
+        collectives = collectives_lib.Collectives(
+            self._worker_launcher, num_workers, worker_index, device
         )
+        self.reducer = GradientReducer(policy, collectives, MeasuredCosts(collectives))
 
     def _all_reduce(
         self, reduce_op: Any, value: Any, replica_id: int, options: compat.Options

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from tf_gradcomp.transports.base import Coder, PayloadSize, Summed
+from tf_gradcomp.transports.base import Coder, Message, PayloadSize, Summed
 from tf_gradcomp.transports.whole_bucket import WholeBucket
 
 
@@ -26,9 +26,9 @@ class AllGather(WholeBucket):
         return shard.num_words
 
     @staticmethod
-    def sent_words(shard: PayloadSize, num_workers: int) -> float:
-        """Returns the words that a worker sends: its own, or passed on."""
-        return shard.num_words * (num_workers - 1.0)
+    def messages(shard: PayloadSize, num_workers: int) -> list[Message]:
+        """Returns its only one: a worker's own payload, and those it passes on."""
+        return [Message("all_gather", shard.num_words * (num_workers - 1.0))]
 
     def sum(self, coder: Coder, coefficients: tf.Tensor, residuals: Sequence[tf.Tensor]) -> Summed:
         """Sums coefficients over the workers; see ``Transport``."""

@@ -117,6 +117,18 @@ class PayloadSize(NamedTuple):
     density: float
 
 
+class Message(NamedTuple):
+    """A collective of an exchange.
+
+    Attributes:
+      collective: the method of ``Collectives`` that carries it.
+      words: 32-bit words that a worker sends for it, its own and others' passed on.
+    """
+
+    collective: str
+    words: float
+
+
 class Transport(Protocol):
     """A way for payloads to become the sum on every worker. It holds no state.
 
@@ -140,8 +152,8 @@ class Transport(Protocol):
         ...
 
     @staticmethod
-    def sent_words(shard: PayloadSize, num_workers: int) -> float:
-        """Returns the words that a worker sends in an exchange, its own and others' passed on."""
+    def messages(shard: PayloadSize, num_workers: int) -> list[Message]:
+        """Returns the collectives of an exchange, or an estimate."""
         ...
 
     def residual_shapes(

@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from tf_gradcomp.ops import nonzero_blocks as blocks_ops
 from tf_gradcomp.transports import lookahead_cost
-from tf_gradcomp.transports.base import Coder, PayloadSize, Summed
+from tf_gradcomp.transports.base import Coder, Message, PayloadSize, Summed
 from tf_gradcomp.transports.dense import Dense
 from tf_gradcomp.transports.whole_bucket import WholeBucket
 
@@ -56,12 +56,15 @@ class BlockSparse(WholeBucket):
         return union * num_values + _mask_words(num_values, block_size)
 
     @staticmethod
-    def sent_words(shard: PayloadSize, num_workers: int) -> float:
-        """Returns the words that a worker sends, by the same estimate."""
+    def messages(shard: PayloadSize, num_workers: int) -> list[Message]:
+        """Returns that of the masks and, by the same estimate, that of the union's blocks."""
         num_values = shard.num_items * shard.components
         mask_words = _mask_words(num_values, _block_size(shard.components))
         blocks = BlockSparse.payload_words(shard, num_workers) - mask_words
-        return blocks * Dense.sent_share(num_workers) + mask_words * (num_workers - 1)
+        return [
+            Message("all_gather", mask_words * (num_workers - 1.0)),
+            Dense.message(blocks, num_workers),
+        ]
 
     def sum(self, coder: Coder, coefficients: tf.Tensor, residuals: Sequence[tf.Tensor]) -> Summed:
         """Sums coefficients over the workers; see ``Transport``."""

@@ -5,16 +5,16 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from tf_gradcomp.transports.base import Collectives
+from tf_gradcomp.transports.base import Collectives, Message
 
 
 class Dense:
     """One all-reduce per bucket, on a ring of the workers."""
 
     @staticmethod
-    def sent_share(num_workers: int) -> float:
-        """Returns how many times a worker sends the bucket."""
-        return 2.0 * (num_workers - 1) / num_workers
+    def message(num_words: float, num_workers: int) -> Message:
+        """Returns the all-reduce of so many words, of which a ring sends 2 (W - 1) / W."""
+        return Message("all_reduce", num_words * 2.0 * (num_workers - 1) / num_workers)
 
     def __init__(self, collectives: Collectives) -> None:
         self._collectives = collectives

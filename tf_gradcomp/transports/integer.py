@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 import tensorflow as tf
 
-from tf_gradcomp.transports.base import Coder, Collectives, PayloadSize, Summed
+from tf_gradcomp.transports.base import Coder, Collectives, Message, PayloadSize, Summed
 from tf_gradcomp.transports.dense import Dense
 from tf_gradcomp.transports.whole_bucket import WholeBucket
 
@@ -44,10 +44,13 @@ class Integer(WholeBucket):
         return shard.num_items * shard.components * (1 + 1 / _BLOCK_SIZE)
 
     @staticmethod
-    def sent_words(shard: PayloadSize, num_workers: int) -> float:
-        """Returns the words that a worker sends on a ring."""
+    def messages(shard: PayloadSize, num_workers: int) -> list[Message]:
+        """Returns that of the exponents and that of the integers."""
         num_values = shard.num_items * shard.components
-        return num_values * (Dense.sent_share(num_workers) + (num_workers - 1) / _BLOCK_SIZE)
+        return [
+            Message("all_gather", num_values * (num_workers - 1) / _BLOCK_SIZE),
+            Dense.message(num_values, num_workers),
+        ]
 
     def __init__(self, collectives: Collectives) -> None:
         super().__init__(collectives)

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 import tensorflow as tf
 
-from tf_gradcomp.transports.base import Coder, Collectives, PayloadSize, Summed
+from tf_gradcomp.transports.base import Coder, Collectives, Message, PayloadSize, Summed
 
 
 class ScatterReduce:
@@ -39,9 +39,10 @@ class ScatterReduce:
         return shard.num_words * num_workers
 
     @staticmethod
-    def sent_words(shard: PayloadSize, num_workers: int) -> float:
-        """Returns the words that a worker sends: its own, or passed on."""
-        return shard.num_words * 2.0 * (num_workers - 1)
+    def messages(shard: PayloadSize, num_workers: int) -> list[Message]:
+        """Returns that of the shards and that of their sums."""
+        words = shard.num_words * (num_workers - 1.0)
+        return [Message("all_to_all", words), Message("all_gather", words)]
 
     def __init__(self, collectives: Collectives) -> None:
         self._collectives = collectives
