@@ -90,6 +90,17 @@ def test_error_feedback_is_on_for_biased_codecs_only():
                 "'ring'",
             ],
         ),
+        (
+            "topk:transport=all_reduce",
+            [
+                "transport of 'topk'",
+                "integer, got 'all_reduce'",
+                "bfloat16 and float16 and identity",
+            ],
+        ),
+        ("topk:density=1.0,values=float16,transport=all_reduce", ["got 'all_reduce', which is"]),
+        ("float8_e4m3:transport=all_reduce", ["float16 and identity only"]),
+        ("powersgd:transport=all_reduce", ["transport of 'powersgd' must be auto"]),
         ("powersgd:transport=all_gather", ["transport of 'powersgd' must be auto"]),
         ("none:transport=all_gather", ["transport of 'none' must be auto"]),
         ("none:density=0.1", ["'none'", "'density'"]),

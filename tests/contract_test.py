@@ -181,6 +181,30 @@ def test_sum_is_taken_in_float32_and_in_worker_order(codec):
     np.testing.assert_array_equal(total, expected)
 
 
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("name", registry.addable())
+def test_addends_are_what_is_decoded(name, size):
+    codec = Compression(name).build()
+    layout = codec.transform.layout(size)
+    for values in samples(size).values():
+        payload = codec.encode(tf.constant(values), None, layout, DRAW).payload
+        addends = codec.addends(payload, layout)
+        assert addends.dtype == codec.addable
+        decoded, _ = codec.decode_sum(payload[tf.newaxis], layout, DRAW)
+        np.testing.assert_array_equal(addends.numpy().astype(np.float32), decoded)
+        values[-1] = -np.inf
+        payload = codec.encode(tf.constant(values), None, layout, DRAW).payload
+        assert not np.isfinite(np.float32(codec.addends(payload, layout))).all()
+
+
+def test_only_plain_floats_can_be_added_up():
+    """Not those with a scale beside them, nor what a sparsifier leaves: positions differ."""
+    assert registry.addable() == ["bfloat16", "float16", "identity"]
+    for spec in SPECS:
+        codec = Compression.from_spec(spec).build()
+        assert (codec.addable is not None) == (spec in registry.addable())
+
+
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_one_worker_s_inf_or_nan_is_seen_by_all(codec, bad):
     size = 10_000

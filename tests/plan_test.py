@@ -136,6 +136,8 @@ def test_what_was_asked_for_without_a_gain_is_not_replaced(spec, transport):
         ("natural", 4, "all_gather"),
         ("natural", 5, "scatter_reduce"),
         ("float16", 64, "scatter_reduce"),
+        ("float16:transport=all_reduce", 64, "all_reduce"),
+        ("identity:transport=all_reduce", 64, "all_reduce"),
         ("fft:transport=all_gather", 5, "all_gather"),
         ("fft:transport=scatter_reduce", 2, "scatter_reduce"),
         ("powersgd", 8, ""),

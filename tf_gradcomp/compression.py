@@ -34,8 +34,9 @@ class Compression:
         fused up to ``bucket_bytes``) or ``"model"``.
       bucket_bytes: size limit of a bucket of scope ``"bucket"``, in bytes of float32 gradient.
       transport: how what a codec keeps travels: ``"all_gather"``, ``"scatter_reduce"``,
-        ``"block_sparse"`` or ``"integer"``. ``"auto"`` is one of the first two. Low-rank methods
-        and ``"none"`` have one way of travelling.
+        ``"block_sparse"``, ``"integer"`` or, for ``"identity"``, ``"float16"`` and ``"bfloat16"``,
+        ``"all_reduce"``. ``"auto"`` is one of the first two. Low-rank methods and ``"none"`` have
+        one way of travelling.
 
     Raises:
       ValueError: a field has a bad value; the message names the field and what is allowed.
@@ -80,12 +81,16 @@ class Compression:
             raise ValueError(
                 f"bucket_bytes must be an integer of at least 4, got {self.bucket_bytes!r}"
             )
-        has_payloads = not is_none and isinstance(codec, base.Codec)
-        allowed = (AUTO_TRANSPORT, *(TRANSPORTS if has_payloads else ()))
+        allowed = [AUTO_TRANSPORT]
+        adding = [name for name, transport in TRANSPORTS.items() if transport.needs_addable]
+        if not is_none and isinstance(codec, base.Codec):
+            is_addable = codec.addable is not None
+            allowed += [name for name in TRANSPORTS if is_addable or name not in adding]
         if self.transport not in allowed:
+            can_be_added = f", which is for {' and '.join(registry.addable())} only"
             raise ValueError(
                 f"transport of {self.codec!r} must be {' or '.join(allowed)}, "
-                f"got {self.transport!r}"
+                f"got {self.transport!r}{can_be_added if self.transport in adding else ''}"
             )
 
     @property

@@ -141,6 +141,7 @@ class _Coder:
     def __init__(self, codec: Codec, layout: Layout, draw: Draw, num_workers: int) -> None:
         self.shape = layout.shape
         self.lossless = codec.lossless
+        self.addable = codec.addable
         self._codec = codec
         self._layout = layout
         self._draw = draw
@@ -162,6 +163,9 @@ class _Coder:
     def decode_sum(self, shard: int, payloads: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         draw = self._draw._replace(shard=shard)
         return self._codec.decode_sum(payloads, self._layout, draw)
+
+    def addends(self, payload: tf.Tensor) -> tf.Tensor:
+        return self._codec.addends(payload, self._layout)
 
 
 class LowRankExchange:

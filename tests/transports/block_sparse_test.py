@@ -1,25 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Block-sparse all-reduce against the dense sum, and what it sends."""
 
-import weakref
-
-import loopback
 import numpy as np
 import pytest
-import tensorflow as tf
+from reduction import reduce_steps
 
-from tf_gradcomp.policy import Policy, VariableInfo
-from tf_gradcomp.reducer import GradientReducer
 from tf_gradcomp.transports import block_sparse
 
 BLOCK = 256
-
-
-class Owner:
-    """Stands for a variable."""
-
-
-OWNER = Owner()
 
 
 def sparse(worker, size, density, overlap="random"):
@@ -43,19 +31,8 @@ def sparse(worker, size, density, overlap="random"):
 def exchange(values_of, spec="identity", num_workers=3, num_steps=1):
     """Returns, per worker, every step's sum and residuals after it, and the floats reduced."""
 
-    def work(collectives):
-        rule = ("*", f"{spec}{',' if ':' in spec else ':'}transport=block_sparse")
-        reducer = GradientReducer(Policy(rules=(rule,)), collectives)
-        steps = []
-        for step in range(num_steps):
-            value = values_of(collectives.worker_index, step)
-            info = VariableInfo("v", value.shape, "float32")
-            (total,) = reducer.reduce([tf.constant(value)], [info], {"v": weakref.ref(OWNER)})
-            (made,) = next(iter(reducer._entries.values())).exchanges
-            steps.append((total.numpy(), [residual.numpy() for residual in made.residuals]))
-        return steps, collectives.words_reduced, collectives.words_sent
-
-    return loopback.run_workers(num_workers, work)
+    outcomes = reduce_steps(spec, "block_sparse", values_of, num_workers, num_steps)
+    return [(steps, made.words_reduced, made.words_sent) for steps, made in outcomes]
 
 
 @pytest.mark.parametrize("overlap", ["random", "full", "none"])

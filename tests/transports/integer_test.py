@@ -1,41 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """Integer all-reduce against exact integers."""
 
-import weakref
-
-import loopback
 import numpy as np
 import pytest
-import tensorflow as tf
-
-from tf_gradcomp.policy import Policy, VariableInfo
-from tf_gradcomp.reducer import GradientReducer
-
-
-class Owner:
-    """Stands for a variable."""
-
-
-OWNER = Owner()
+from reduction import reduce_steps
 
 
 def exchange(steps_of_worker, spec="identity"):
     """Returns, per worker, every step's sum and residuals after it."""
 
-    def work(collectives):
-        joint = "," if ":" in spec else ":"
-        reducer = GradientReducer(
-            Policy(rules=(("*", f"{spec}{joint}transport=integer"),)), collectives
-        )
-        outcomes = []
-        for value in steps_of_worker[collectives.worker_index]:
-            info = VariableInfo("v", value.shape, "float32")
-            (total,) = reducer.reduce([tf.constant(value)], [info], {"v": weakref.ref(OWNER)})
-            (made,) = next(iter(reducer._entries.values())).exchanges
-            outcomes.append((total.numpy(), [left.numpy() for left in made.residuals]))
-        return outcomes
-
-    return loopback.run_workers(len(steps_of_worker), work)
+    outcomes = reduce_steps(
+        spec,
+        "integer",
+        lambda worker, step: steps_of_worker[worker][step],
+        num_workers=len(steps_of_worker),
+        num_steps=len(steps_of_worker[0]),
+    )
+    return [steps for steps, _ in outcomes]
 
 
 def oracle(values):

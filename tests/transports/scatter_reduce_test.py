@@ -1,17 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Scatter-reduce against sums made by hand, and what it conserves."""
 
-import weakref
-
-import loopback
 import numpy as np
 import pytest
 import tensorflow as tf
+from reduction import reduce_steps
 
 from tf_gradcomp.codecs.base import Draw, Layout
 from tf_gradcomp.compression import Compression
-from tf_gradcomp.policy import Policy, VariableInfo
-from tf_gradcomp.reducer import GradientReducer
 
 # Lossy codecs of every kind, and those whose payloads say nothing without the draw.
 SPECS = [
@@ -29,13 +25,6 @@ SPECS = [
 ]
 
 
-class Owner:
-    """Stands for a variable."""
-
-
-OWNER = Owner()
-
-
 def gradient(worker, step, size):
     rng = np.random.default_rng([worker, step, size])
     return rng.standard_t(3, size=size).astype(np.float32)
@@ -44,23 +33,14 @@ def gradient(worker, step, size):
 def exchange(spec, size, num_workers=2, num_steps=1, spoil=None):
     """Returns, per worker, every step's sum and residuals after it, and the words it sent."""
 
-    def work(collectives):
-        joint = "," if ":" in spec else ":"
-        rule = ("*", f"{spec}{joint}transport=scatter_reduce")
-        reducer = GradientReducer(Policy(rules=(rule,)), collectives)
-        steps = []
-        for step in range(num_steps):
-            value = gradient(collectives.worker_index, step, size)
-            if spoil == (collectives.worker_index, step):
-                value[size // 2] = np.inf
-            info = VariableInfo("v", (size,), "float32")
-            (total,) = reducer.reduce([tf.constant(value)], [info], {"v": weakref.ref(OWNER)})
-            (made,) = next(iter(reducer._entries.values())).exchanges
-            steps.append((total.numpy(), [residual.numpy() for residual in made.residuals]))
-        assert made.bucket.transport == "scatter_reduce"
-        return steps, collectives.words_sent
+    def values_of(worker, step):
+        value = gradient(worker, step, size)
+        if spoil == (worker, step):
+            value[size // 2] = np.inf
+        return value
 
-    return loopback.run_workers(num_workers, work)
+    outcomes = reduce_steps(spec, "scatter_reduce", values_of, num_workers, num_steps)
+    return [(steps, collectives.words_sent) for steps, collectives in outcomes]
 
 
 @pytest.mark.parametrize("num_workers", [1, 2, 3, 4])
@@ -162,13 +142,10 @@ def test_the_workers_hold_the_same_bits_and_send_two_payloads_at_most():
 def test_sums_beyond_the_range_of_float16_arrive():
     """Each worker's 20,000 fits, the sum of four does not."""
 
-    def work(collectives):
-        policy = Policy(rules=(("*", "float16:transport=scatter_reduce"),))
-        reducer = GradientReducer(policy, collectives)
-        value, info = tf.fill([1000], 20000.0), VariableInfo("v", (1000,), "float32")
-        return reducer.reduce([value], [info], {"v": weakref.ref(OWNER)})[0].numpy()
-
-    for total in loopback.run_workers(4, work):
+    outcomes = reduce_steps(
+        "float16", "scatter_reduce", lambda worker, step: np.full(1000, 20000, np.float32), 4
+    )
+    for ((total, _),), _ in outcomes:
         np.testing.assert_array_equal(total, np.full(1000, 80000, np.float32))
 
 

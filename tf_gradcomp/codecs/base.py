@@ -256,9 +256,12 @@ class Quantizer(abc.ABC):
 
     Attributes:
       lossless: whether decoding gives back the same bits.
+      addable: type of the numbers that a block holds, if it holds one for each value, with no scale
+        or the like beside it: sums of such numbers are numbers for sums. ``None`` otherwise.
     """
 
     lossless: ClassVar[bool] = False
+    addable: ClassVar[tf.DType | None] = None
 
     @property
     @abc.abstractmethod
@@ -303,6 +306,13 @@ class Quantizer(abc.ABC):
     def all_finite(self, words: tf.Tensor) -> tf.Tensor:
         """Returns a bool scalar: no block of int32 ``[W, w]`` came from an Inf or NaN."""
 
+    def addends(self, words: tf.Tensor, num_values: int) -> tf.Tensor:
+        """Maps int32 ``[w]`` to the numbers it holds, ``[num_values]`` of type ``addable``.
+
+        If the block came from an Inf or NaN, there is one among them.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no numbers that can be added up")
+
 
 class Codec(abc.ABC):
     """Coefficients to payload and back; all a reducer needs to know.
@@ -327,6 +337,14 @@ class Codec(abc.ABC):
     @abc.abstractmethod
     def stochastic(self) -> bool:
         """Whether payloads depend on the draw."""
+
+    @property
+    @abc.abstractmethod
+    def addable(self) -> tf.DType | None:
+        """Type of the numbers that a payload is, one for each coefficient; ``None`` if it is not.
+
+        Sums of such numbers are what the sums of coefficients would be coded as, but for rounding.
+        """
 
     @abc.abstractmethod
     def density(self, layout: Layout) -> float:
@@ -374,6 +392,19 @@ class Codec(abc.ABC):
         Returns:
           ``(coefficients, finite)``: the sum, and a bool scalar that is false when any worker
           encoded an Inf or NaN; the sum then holds a NaN.
+        """
+
+    @abc.abstractmethod
+    def addends(self, payload: tf.Tensor, layout: Layout) -> tf.Tensor:
+        """Returns the numbers that a payload is, where codecs are ``addable``.
+
+        Args:
+          payload: int32 ``[m]``.
+          layout: shape of the coefficients.
+
+        Returns:
+          What the payload decodes to, in the type ``addable`` and the shape of the coefficients. If
+          an Inf or NaN was encoded, there is one among them.
         """
 
 

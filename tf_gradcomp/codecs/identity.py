@@ -31,6 +31,7 @@ class Float32(base.Quantizer):
 
     biased: ClassVar[bool] = False
     lossless: ClassVar[bool] = True
+    addable: ClassVar[tf.DType | None] = tf.float32
 
     def num_words(self, num_values: int) -> int:
         return num_values
@@ -48,3 +49,6 @@ class Float32(base.Quantizer):
 
     def all_finite(self, words: tf.Tensor) -> tf.Tensor:
         return tf.reduce_all(tf.math.is_finite(tf.bitcast(words, tf.float32)))
+
+    def addends(self, words: tf.Tensor, num_values: int) -> tf.Tensor:
+        return tf.bitcast(words, tf.float32)

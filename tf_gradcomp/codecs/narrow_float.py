@@ -32,18 +32,32 @@ class _NarrowFloat(BlockQuantizer):
         return narrow_float_ops.narrow_float_decode(words, num_values, self.dtype, self.block, sum)
 
 
+class _Halves(_NarrowFloat):
+    """Two numbers a word, after a header; the last word may have room for one more."""
+
+    def addends(self, words: tf.Tensor, num_values: int) -> tf.Tensor:
+        halves = tf.bitcast(words[self.num_words(0) :], self.addable)
+        numbers = tf.reshape(halves, [-1])[:num_values]
+        # The codes of what is not finite are zeros.
+        is_finite = self.all_finite(words[tf.newaxis])
+        nan = tf.constant(float("nan"), self.addable)
+        return tf.cond(is_finite, lambda: numbers, lambda: tf.fill([num_values], nan))
+
+
 @dataclasses.dataclass(frozen=True)
-class Float16(_NarrowFloat):
+class Float16(_Halves):
     """IEEE half precision; larger values become the largest finite one."""
 
     dtype: ClassVar[str] = "float16"
+    addable: ClassVar[tf.DType | None] = tf.float16
 
 
 @dataclasses.dataclass(frozen=True)
-class BFloat16(_NarrowFloat):
+class BFloat16(_Halves):
     """The upper half of a float32, rounded."""
 
     dtype: ClassVar[str] = "bfloat16"
+    addable: ClassVar[tf.DType | None] = tf.bfloat16
 
 
 @dataclasses.dataclass(frozen=True)

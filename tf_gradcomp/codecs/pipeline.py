@@ -38,6 +38,10 @@ class Pipeline(base.Codec):
             self.sparsifier is not None and self.sparsifier.stochastic
         ) or self.quantizer.stochastic
 
+    @property
+    def addable(self) -> tf.DType | None:
+        return self.quantizer.addable if self.sparsifier is None else None
+
     def density(self, layout: base.Layout) -> float:
         return (
             1.0 if self.sparsifier is None else self.sparsifier.num_kept(layout) / layout.num_items
@@ -81,3 +85,7 @@ class Pipeline(base.Codec):
         kept = tf.reshape(values, (num_workers, num_kept, *layout.shape[1:]))
         # Items that are not finite rank first, so the quantizer has seen them if there are any.
         return self.sparsifier.sum(positions, kept, layout, draw), self.quantizer.all_finite(codes)
+
+    def addends(self, payload: tf.Tensor, layout: base.Layout) -> tf.Tensor:
+        assert self.sparsifier is None
+        return tf.reshape(self.quantizer.addends(payload, layout.num_values), layout.shape)

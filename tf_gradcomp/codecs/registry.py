@@ -90,6 +90,11 @@ def quantizers() -> list[str]:
     return sorted(_QUANTIZERS)
 
 
+def addable() -> list[str]:
+    """Returns the names of the codecs whose payloads can be added up as they are, sorted."""
+    return sorted(name for name, part in _QUANTIZERS.items() if part.addable is not None)
+
+
 def sparsifiers() -> list[str]:
     """Returns the names of the codecs that have ``values``, sorted."""
     return sorted(_RECIPES)

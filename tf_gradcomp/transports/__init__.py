@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from tf_gradcomp.transports.all_gather import AllGather
+from tf_gradcomp.transports.all_reduce import AllReduce
 from tf_gradcomp.transports.base import Transport
 from tf_gradcomp.transports.block_sparse import BlockSparse
 from tf_gradcomp.transports.integer import Integer
@@ -15,4 +16,5 @@ TRANSPORTS: dict[str, type[Transport]] = {
     "scatter_reduce": ScatterReduce,
     "block_sparse": BlockSparse,
     "integer": Integer,
+    "all_reduce": AllReduce,
 }

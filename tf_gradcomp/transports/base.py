@@ -55,10 +55,12 @@ class Coder(Protocol):
     Attributes:
       shape: static shape of a shard's coefficients, ``[N]`` or ``[N, c]``.
       lossless: whether what is decoded has the bits that were encoded.
+      addable: type of the numbers that a payload is, if ``addends`` can tell them; else ``None``.
     """
 
     shape: tuple[int, ...]
     lossless: bool
+    addable: tf.DType | None
 
     def encode(
         self, shard: int, coefficients: tf.Tensor, residual: tf.Tensor | None, second: bool = False
@@ -83,6 +85,13 @@ class Coder(Protocol):
         Returns:
           The sum, and a bool scalar: whether all that was encoded was finite. If it was not, the
           sum means nothing.
+        """
+        ...
+
+    def addends(self, payload: tf.Tensor) -> tf.Tensor:
+        """Returns the numbers that a shard's payload is, in its shape; of the type ``addable``.
+
+        If an Inf or NaN was encoded, there is one among them.
         """
         ...
 
@@ -135,9 +144,11 @@ class Transport(Protocol):
     Attributes:
       needs_gain: whether gradients are sent dense where it would not send less. Not for those
         that have another purpose, or of which nobody knows before what they send.
+      needs_addable: whether it is only for codecs whose payloads are numbers to add up.
     """
 
     needs_gain: bool
+    needs_addable: bool
 
     def __init__(self, collectives: Collectives) -> None: ...
 

@@ -27,6 +27,7 @@ class ScatterReduce:
     """
 
     needs_gain = True
+    needs_addable = False
 
     @staticmethod
     def num_shards(num_workers: int) -> int:

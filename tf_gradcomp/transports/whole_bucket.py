@@ -13,6 +13,8 @@ from tf_gradcomp.transports.base import Collectives
 class WholeBucket:
     """Base of a ``Transport`` with one shard and one residual: what this worker's payload lost."""
 
+    needs_addable = False
+
     @staticmethod
     def num_shards(num_workers: int) -> int:
         """Returns 1."""

@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
+import operator
 import os
 import sys
 import time
@@ -145,12 +147,20 @@ def gradient(worker: int, shape: tf.TensorShape) -> np.ndarray:
 
 
 def transport_sums(transport: str, *sizes: str) -> None:
-    """Lossless sums of gradients of several sizes, some of them zero in most places."""
-    strategy = Strategy(tfgc.Policy(rules=(("*", f"identity:scope=layer,transport={transport}"),)))
+    """Sums of gradients of several sizes, some of them zero in most places.
+
+    Of `identity`, and for `all_reduce` of the 16-bit types.
+    """
+    codecs = ["identity", *(("float16", "bfloat16") if transport == "all_reduce" else ())]
+    fields = f"scope=layer,error_feedback=false,transport={transport}"
+    rules = tuple((f"*in_{codec}_*", f"{codec}:{fields}") for codec in codecs)
+    strategy = Strategy(tfgc.Policy(rules=rules))
     worker = strategy.extended.reducer.collectives.worker_index
     num_workers = strategy.extended.reducer.collectives.num_workers
+    # Of fewer numbers than four, with a header, payloads of 16-bit types are no shorter.
+    cases = [(c, int(size)) for c in codecs for size in sizes if c == "identity" or int(size) > 3]
     with strategy.scope():
-        variables = [tf.Variable(tf.zeros([int(size)]), name=f"v{size}") for size in sizes]
+        variables = [tf.Variable(tf.zeros([size]), name=f"in_{c}_{size}") for c, size in cases]
 
     @tf.function
     def step(gradients: list[tf.Tensor]) -> list[tf.Tensor]:
@@ -164,27 +174,36 @@ def transport_sums(transport: str, *sizes: str) -> None:
     outcomes = []
     # The union of what is not zero differs from step to step, and is empty in one.
     for density in (1.0, 0.0, 0.01, 0.3):
-        gradients = [_mostly_zero(worker, int(size), density) for size in sizes]
-        for size, total in zip(sizes, step([tf.constant(g) for g in gradients]), strict=True):
-            parts = [_mostly_zero(w, int(size), density) for w in range(num_workers)]
-            expected = parts[0]
-            for part in parts[1:]:
-                expected = expected + part
-            # Adding W numbers errs by W - 1 roundings of partial sums, in this order and in the
-            # other; an integer is off by half a unit, of which the largest has 2^28 at least.
-            magnitudes = sum(np.abs(part) for part in parts)
-            bound = 2 * (num_workers - 1) * 2.0**-24 * magnitudes
+        gradients = [_mostly_zero(worker, size, density) for _, size in cases]
+        totals = step([tf.constant(g) for g in gradients])
+        for (codec, size), total in zip(cases, totals, strict=True):
+            parts = [_mostly_zero(w, size, density) for w in range(num_workers)]
+            expected, bound = _sum_in(codec, parts)
             if transport == "integer":
-                bound = bound + num_workers * 2.0**-28 * magnitudes.max()
+                # Off by half a unit, of which the largest has 2^28 at least.
+                bound = bound + num_workers * 2.0**-28 * sum(np.abs(p) for p in parts).max()
             outcomes.append(
                 {
-                    "case": f"{size} values, density {density}",
+                    "case": f"{codec}, {size} values, density {density}",
                     "digest": hashlib.sha256(total.numpy().tobytes()).hexdigest(),
                     "expected": hashlib.sha256(expected.tobytes()).hexdigest(),
                     "is_close": bool(np.all(np.abs(total.numpy() - expected) <= bound)),
                 }
             )
     cluster.report(outcomes=outcomes)
+
+
+def _sum_in(codec: str, parts: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the sum in the codec's type, and what another order of adding may change."""
+    dtype = np.dtype(tf.as_dtype("float32" if codec == "identity" else codec).as_numpy_dtype)
+    # float16 has no range to spare: it sums means, of the next power of two workers.
+    share = np.float32(2.0 ** -np.ceil(np.log2(len(parts))) if codec == "float16" else 1)
+    total = functools.reduce(operator.add, [(share * part).astype(dtype) for part in parts])
+    # Adding W numbers errs by W - 1 roundings of partial sums, in this order and in the other. A
+    # sum of denormal numbers is exact.
+    unit = {"identity": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}[codec]
+    magnitudes = sum(np.abs(part) for part in parts)
+    return total.astype(np.float32) / share, 2.1 * (len(parts) - 1) * unit * magnitudes
 
 
 def _mostly_zero(worker: int, size: int, density: float) -> np.ndarray:
