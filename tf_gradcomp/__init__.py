@@ -18,6 +18,7 @@ from tf_gradcomp.version import __version__
 if TYPE_CHECKING:
     from tf_gradcomp import callbacks, methods
     from tf_gradcomp.agreement import PlanMismatchError
+    from tf_gradcomp.checkpoint import ExchangeState
     from tf_gradcomp.compression import Compression
     from tf_gradcomp.distribute.gradient_scope import all_reduce_gradients
     from tf_gradcomp.plan import Plan
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 _EXPORTS = {
     "Compression": "tf_gradcomp.compression",
+    "ExchangeState": "tf_gradcomp.checkpoint",
     "CompressedMultiWorkerMirroredStrategy": "tf_gradcomp.strategy",
     "Plan": "tf_gradcomp.plan",
     "PlanMismatchError": "tf_gradcomp.agreement",
@@ -37,6 +39,7 @@ _MODULES = ("callbacks", "methods")
 __all__ = [
     "CompressedMultiWorkerMirroredStrategy",
     "Compression",
+    "ExchangeState",
     "Plan",
     "PlanMismatchError",
     "Policy",

@@ -15,7 +15,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, TypeAlias
+from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 import numpy as np
 import tensorflow as tf
@@ -24,6 +24,7 @@ from tf_gradcomp import plan as plan_lib
 from tf_gradcomp import state
 from tf_gradcomp.codecs.base import Codec, Draw, Layout, LowRank, VariableShape
 from tf_gradcomp.controllers import view_choice
+from tf_gradcomp.exchange_state import RESIDUAL, Share
 from tf_gradcomp.transports import TRANSPORTS
 from tf_gradcomp.transports.base import Collectives
 from tf_gradcomp.transports.dense import Dense
@@ -77,6 +78,32 @@ class CompressedExchange:
         self.needs_step = self._codec.stochastic or is_adaptive
         shapes = self._transport.residual_shapes(self._layout.shape, self._shard_layout.shape)
         self.residuals = _residuals(plan, number, shapes, collectives)
+
+    @property
+    def memory(self) -> dict[str, tf.Variable]:
+        """What is remembered from step to step, by name."""
+        views = {} if self._choice is None else {"views": self._choice}
+        return _by_name(RESIDUAL, self.residuals) | views
+
+    def restore(self, shares: Sequence[Share]) -> None:
+        """Goes on from what other exchanges remembered, of which each is given to one worker.
+
+        The residuals of all workers add up to what they did there.
+        """
+        if self._choice is not None:
+            self._choice.assign(shares[0].arrays["views"])
+        if not self.residuals:
+            return
+        (share, *others) = shares
+        here = (self._collectives.num_workers, self.bucket.transport)
+        if not others and (share.num_workers, share.transport) == here:
+            for name, residual in _by_name(RESIDUAL, self.residuals).items():
+                residual.assign(share.arrays[name])
+            return
+        merged = [_merged_residual(share, self._collectives.device) for share in shares]
+        self.residuals[0].assign(tf.add_n(merged))
+        for variable in self.residuals[1:]:
+            variable.assign(tf.zeros_like(variable))
 
     def views(self) -> dict[str, str]:
         """Returns the view in which each variable is sparsified, if the codec has views.
@@ -199,6 +226,18 @@ class LowRankExchange:
         self.needs_step = method.alternates
         self.residuals = _residuals(plan, number, [(bucket.num_elements,)], collectives)
 
+    @property
+    def memory(self) -> dict[str, tf.Variable]:
+        """What is remembered from step to step, by name."""
+        return _by_name(RESIDUAL, self.residuals) | _by_name(_FACTOR, self._factors)
+
+    def restore(self, shares: Sequence[Share]) -> None:
+        """Goes on from what other exchanges remembered; see ``CompressedExchange``."""
+        for name, factor in _by_name(_FACTOR, self._factors).items():
+            factor.assign(shares[0].arrays[name])
+        for name, residual in _by_name(RESIDUAL, self.residuals).items():
+            residual.assign(tf.add_n([tf.constant(share.arrays[name]) for share in shares]))
+
     def __call__(self, gradients: Sequence[tf.Tensor], draw: Draw) -> Reduced:
         meant = _pack(gradients, tf.float32)
         for residual in self.residuals:
@@ -222,7 +261,16 @@ class LowRankExchange:
         return _split(total, [tensor.shape for tensor in tensors])
 
 
-class DenseExchange:
+class _Memoryless:
+    """Base of exchanges that remember nothing."""
+
+    memory: ClassVar[dict[str, tf.Variable]] = {}
+
+    def restore(self, shares: Sequence[Share]) -> None:
+        """Does nothing."""
+
+
+class DenseExchange(_Memoryless):
     """Sums one bucket as it is."""
 
     needs_step = False
@@ -236,7 +284,7 @@ class DenseExchange:
         return Reduced(_unpack(total, gradients), lambda: all_finite([total]))
 
 
-class RowSparseExchange:
+class RowSparseExchange(_Memoryless):
     """Sums sparse gradients row by row.
 
     Attributes:
@@ -258,6 +306,29 @@ class RowSparseExchange:
         with tf.device(self.sent.device):
             self.sent.assign_add(payload_bytes)
         return Reduced(sums, lambda: all_finite([total.values for total in sums]))
+
+
+_FACTOR = "factor"
+
+
+def _by_name(name: str, variables: Sequence[tf.Variable]) -> dict[str, tf.Variable]:
+    return {f"{name}_{number}": variable for number, variable in enumerate(variables)}
+
+
+class _Place(NamedTuple):
+    """A worker of another cluster: ``Collectives`` as far as a transport's ``merge`` needs them."""
+
+    num_workers: int
+    worker_index: int
+    device: str
+
+
+def _merged_residual(share: Share, device: str) -> tf.Tensor:
+    place: Any = _Place(share.num_workers, share.worker_index, device)
+    residuals = [
+        tf.constant(array) for name, array in share.arrays.items() if name.startswith(RESIDUAL)
+    ]
+    return TRANSPORTS[share.transport](place).merge(residuals)
 
 
 Exchange: TypeAlias = CompressedExchange | LowRankExchange | DenseExchange | RowSparseExchange

@@ -15,6 +15,7 @@ from tf_gradcomp import state
 from tf_gradcomp.agreement import require_agreement
 from tf_gradcomp.codecs.base import Draw
 from tf_gradcomp.costs import Costs
+from tf_gradcomp.exchange_state import BucketState, PlanState, SavedStates, WorkerState
 from tf_gradcomp.exchanges import (
     CompressedExchange,
     Exchange,
@@ -51,6 +52,7 @@ class GradientReducer:
         self.policy = policy
         self.collectives = collectives
         self._costs = costs
+        self._saved: SavedStates | None = None
         self._entries: dict[tuple[_Identity, tuple[VariableInfo, ...]], _Entry] = {}
 
     @property
@@ -96,6 +98,27 @@ class GradientReducer:
             for exchange in entry.exchanges
             if isinstance(exchange, RowSparseExchange)
         )
+
+    def state(self) -> WorkerState:
+        """Returns what all exchanges of this worker remember."""
+        plans = [entry.state() for entry in self._entries.values() if entry.is_alive()]
+        return WorkerState(
+            self.collectives.num_workers, self.collectives.worker_index, tuple(plans)
+        )
+
+    def restore(self, states: Sequence[WorkerState]) -> None:
+        """Goes on from saved states, now or when the variables are first exchanged.
+
+        What does not fit begins anew, with a warning.
+
+        Args:
+          states: of this worker; or, of a cluster of another size, those of its workers that this
+            one stands for. Each is to be given to one worker.
+        """
+        self._saved = SavedStates(states)
+        for entry in self._entries.values():
+            if entry.is_alive():
+                entry.restore(self._saved)
 
     def reduce(
         self,
@@ -168,6 +191,9 @@ class GradientReducer:
             needs_counter = any(exchange.needs_step for exchange in exchanges)
             counter = state.local_integers((), "exchanges") if needs_counter else None
             self._entries[key] = _Entry(plan, exchanges, counter, tuple(owners.values()))
+            if self._saved is not None:
+                with tf.init_scope():
+                    self._entries[key].restore(self._saved)
         return self._entries[key]
 
 
@@ -186,6 +212,49 @@ class _Entry(NamedTuple):
     def is_alive(self) -> bool:
         """Whether all of the variables still exist."""
         return all(owner() is not None for owner in self.owners)
+
+    def state(self) -> PlanState:
+        """Returns what the exchanges remember."""
+        buckets = [
+            BucketState(
+                *self._key(exchange),
+                exchange.bucket.transport,
+                {name: variable.numpy() for name, variable in exchange.memory.items()},
+            )
+            for exchange in self.exchanges
+            if exchange.memory
+        ]
+        num_exchanges = 0 if self.counter is None else int(self.counter)
+        return PlanState(self._names, num_exchanges, tuple(buckets))
+
+    def restore(self, saved: SavedStates) -> None:
+        """Goes on from what was saved of these variables, if anything was."""
+        plan = saved.take(self._names)
+        if plan is not None and self.counter is not None:
+            self.counter.assign(plan.num_exchanges)
+        for exchange in self.exchanges:
+            if not exchange.memory:
+                continue
+            key = self._key(exchange)
+            shares = [] if plan is None else plan.shares(key)
+            if shares:
+                exchange.restore(shares)
+                continue
+            logging.warning(
+                "Of what was saved, nothing fits the exchange by %s of %s: its residuals begin "
+                "with zeros.",
+                exchange.bucket.how,
+                ", ".join(name for name, _ in key[0]),
+            )
+
+    @property
+    def _names(self) -> tuple[str, ...]:
+        return tuple(variable.name for variable in self.plan.variables)
+
+    def _key(self, exchange: Exchange) -> tuple[tuple[tuple[str, tuple[int, ...]], ...], str]:
+        variables = [self.plan.variables[index] for index in exchange.bucket.indices]
+        names_and_shapes = tuple((variable.name, variable.shape) for variable in variables)
+        return names_and_shapes, exchange.bucket.how
 
     def next_step(self) -> tf.Tensor:
         """Returns the number of this exchange, an int32 scalar; 0 if nothing depends on it."""

@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What exchanges remember, for ``tf.train.Checkpoint``."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+from absl import logging
+
+from tf_gradcomp import exchange_state
+from tf_gradcomp.exchange_state import WorkerState
+
+
+class ExchangeState(tf.train.experimental.PythonState):
+    """The residuals, factors, views and counters of a strategy's exchanges, on this worker.
+
+    Give it to a ``tf.train.Checkpoint`` beside model and optimizer:
+
+    ```python
+    exchange = tf_gradcomp.ExchangeState(strategy)
+    checkpoint = tf.train.Checkpoint(model=model, optimizer=optimizer, exchange=exchange)
+    ```
+
+    It is a different state on every worker, so each writes and reads a checkpoint of its own. It
+    can be restored before or after the first step. ``tf_gradcomp.callbacks.BackupAndRestore`` does
+    all of this under ``model.fit``.
+
+    Args:
+      strategy: a ``CompressedMultiWorkerMirroredStrategy``.
+    """
+
+    def __init__(self, strategy: Any) -> None:
+        super().__init__()
+        self._reducer = strategy.extended.reducer
+
+    def serialize(self) -> bytes:
+        """Returns this worker's state; with a single worker there is none."""
+        if self._reducer is None:
+            return exchange_state.to_bytes(WorkerState(1, 0, ()))
+        return exchange_state.to_bytes(self._reducer.state())
+
+    def deserialize(self, data: bytes) -> None:
+        """Goes on from this worker's state."""
+        if self._reducer is None:
+            return
+        state = exchange_state.from_bytes(data)
+        here = self._reducer.collectives
+        if (state.num_workers, state.worker_index) != (here.num_workers, here.worker_index):
+            logging.warning(
+                "Worker %d of %d goes on from the residuals of worker %d of %d; those that no "
+                "worker goes on from are lost. ExchangeState.resume_from shares out all of them.",
+                here.worker_index,
+                here.num_workers,
+                state.worker_index,
+                state.num_workers,
+            )
+        self._reducer.restore([state])
+
+    def resume_from(
+        self, checkpoints: Sequence[str | os.PathLike[str]], name: str = "exchange"
+    ) -> None:
+        """Goes on from the checkpoints of a cluster that may have had another size.
+
+        What each old worker's residuals hold is given to one of the new ones, so that their sum,
+        which is what training is yet to see of past gradients, stays what it was.
+
+        Args:
+          checkpoints: the paths that ``tf.train.Checkpoint.write`` or ``save`` returned on all
+            old workers, of the same step, in worker order.
+          name: name of this object in the checkpoint.
+        """
+        if self._reducer is None:
+            return
+        here = self._reducer.collectives
+        own = range(here.worker_index, len(checkpoints), here.num_workers)
+        states = [_read(os.fspath(checkpoints[index]), name) for index in own]
+        if not states:
+            states = [exchange_state.without_residuals(_read(os.fspath(checkpoints[0]), name))]
+        if len(checkpoints) != here.num_workers:
+            logging.warning(
+                "The state of %d workers' exchanges is divided among %d workers: this one goes on "
+                "from that of workers %s.",
+                len(checkpoints),
+                here.num_workers,
+                ", ".join(map(str, own)) or "none",
+            )
+        self._reducer.restore(states)
+
+
+def _read(checkpoint: str, name: str) -> WorkerState:
+    data = tf.train.load_variable(checkpoint, f"{name}/py_state/.ATTRIBUTES/VARIABLE_VALUE")
+    return exchange_state.from_bytes(data)

@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a worker's exchanges remember from step to step, as bytes and back."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+RESIDUAL = "residual"  # how the names of arrays begin that differ from worker to worker
+
+_FORMAT = 1
+_HEADER = "header"
+
+
+class BucketState(NamedTuple):
+    """What the exchange of one bucket remembers.
+
+    Attributes:
+      variables: name and shape of each of its variables, in packed order.
+      compression: its spec.
+      transport: the name of its transport; empty for low-rank methods.
+      arrays: what it remembers, by name.
+    """
+
+    variables: tuple[tuple[str, tuple[int, ...]], ...]
+    compression: str
+    transport: str
+    arrays: Mapping[str, np.ndarray]
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """What must be the same for the arrays to mean the same; a transport may change."""
+        return self.variables, self.compression
+
+
+class PlanState(NamedTuple):
+    """What the exchanges of one plan remember.
+
+    Attributes:
+      variables: the names of all its variables.
+      num_exchanges: exchanges so far, if that was counted; else 0.
+      buckets: those that remember anything.
+    """
+
+    variables: tuple[str, ...]
+    num_exchanges: int
+    buckets: tuple[BucketState, ...]
+
+
+class WorkerState(NamedTuple):
+    """What the exchanges of one worker remember.
+
+    Attributes:
+      num_workers: number of workers when it was saved.
+      worker_index: which of them it belonged to.
+      plans: one for each set of variables that was trained.
+    """
+
+    num_workers: int
+    worker_index: int
+    plans: tuple[PlanState, ...]
+
+
+class Share(NamedTuple):
+    """What an exchange remembered on one worker, maybe of a cluster of another size.
+
+    Attributes:
+      num_workers: number of workers there.
+      worker_index: index of that worker.
+      transport: the transport of its bucket.
+      arrays: what it remembered, by name.
+    """
+
+    num_workers: int
+    worker_index: int
+    transport: str
+    arrays: Mapping[str, np.ndarray]
+
+
+class SavedStates:
+    """States that wait for the exchanges that they belong to.
+
+    Plans are told apart by their variables' names, and if these are the same by their order.
+    """
+
+    def __init__(self, states: Sequence[WorkerState]) -> None:
+        """Takes the states of workers that one worker now stands for; all had the same plans."""
+        self._states = states
+        self._numbers = list(range(min(len(state.plans) for state in states)))
+
+    def take(self, variables: tuple[str, ...]) -> SavedPlan | None:
+        """Returns what was saved for a plan of these variables, once."""
+        for number in self._numbers:
+            if self._states[0].plans[number].variables == variables:
+                self._numbers.remove(number)
+                return SavedPlan([(state, state.plans[number]) for state in self._states])
+        return None
+
+
+class SavedPlan:
+    """What was saved for one plan, on one or more workers."""
+
+    def __init__(self, parts: Sequence[tuple[WorkerState, PlanState]]) -> None:
+        self._parts = parts
+
+    @property
+    def num_exchanges(self) -> int:
+        """Exchanges so far."""
+        return self._parts[0][1].num_exchanges
+
+    def shares(self, key: tuple[object, ...]) -> list[Share]:
+        """Returns what was saved for the bucket with this ``BucketState.key``; may be nothing."""
+        return [
+            Share(state.num_workers, state.worker_index, bucket.transport, bucket.arrays)
+            for state, plan in self._parts
+            for bucket in plan.buckets
+            if bucket.key == key
+        ]
+
+
+def without_residuals(state: WorkerState) -> WorkerState:
+    """Returns a state with zeros for residuals: the rest is the same on all workers."""
+    plans = []
+    for plan in state.plans:
+        buckets = []
+        for bucket in plan.buckets:
+            arrays = {
+                name: np.zeros_like(array) if name.startswith(RESIDUAL) else array
+                for name, array in bucket.arrays.items()
+            }
+            buckets.append(bucket._replace(arrays=arrays))
+        plans.append(plan._replace(buckets=tuple(buckets)))
+    return state._replace(plans=tuple(plans))
+
+
+def to_bytes(state: WorkerState) -> bytes:
+    """Serializes a state: NumPy's archive, with a JSON header beside the arrays."""
+    arrays: dict[str, Any] = {}
+    plans = []
+    for plan in state.plans:
+        buckets = []
+        for bucket in plan.buckets:
+            names = {name: f"array_{len(arrays) + i}" for i, name in enumerate(bucket.arrays)}
+            arrays.update({names[name]: array for name, array in bucket.arrays.items()})
+            buckets.append({**bucket._asdict(), "arrays": names})
+        plans.append({**plan._asdict(), "buckets": buckets})
+    header = json.dumps({"format": _FORMAT, **state._asdict(), "plans": plans})
+    arrays[_HEADER] = np.frombuffer(header.encode(), np.uint8)
+    stream = io.BytesIO()
+    np.savez(stream, **arrays)
+    return stream.getvalue()
+
+
+def from_bytes(data: bytes) -> WorkerState:
+    """Reads what ``to_bytes`` wrote.
+
+    Raises:
+      ValueError: it is no such state, or of a later format.
+    """
+    with np.load(io.BytesIO(data), allow_pickle=False) as archive:
+        header = json.loads(archive[_HEADER].tobytes())
+        if header["format"] != _FORMAT:
+            raise ValueError(
+                f"the state of exchanges has format {header['format']}, but this version of "
+                f"tf_gradcomp reads {_FORMAT}"
+            )
+        plans = [
+            PlanState(
+                tuple(plan["variables"]),
+                plan["num_exchanges"],
+                tuple(
+                    BucketState(
+                        tuple((name, tuple(shape)) for name, shape in bucket["variables"]),
+                        bucket["compression"],
+                        bucket["transport"],
+                        {name: archive[member] for name, member in bucket["arrays"].items()},
+                    )
+                    for bucket in plan["buckets"]
+                ),
+            )
+            for plan in header["plans"]
+        ]
+    return WorkerState(header["num_workers"], header["worker_index"], tuple(plans))
