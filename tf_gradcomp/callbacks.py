@@ -11,8 +11,8 @@ from typing import Any
 import tensorflow as tf
 from absl import logging
 
-from tf_gradcomp import metrics
-from tf_gradcomp.distribute import gradient_scope
+from tf_gradcomp import backup, checkpoint, metrics
+from tf_gradcomp.distribute import gradient_scope, keras_adapters
 from tf_gradcomp.plan import Plan
 from tf_gradcomp.reducer import GradientReducer
 
@@ -162,6 +162,111 @@ class CompressionMonitor(tf.keras.callbacks.Callback):
 
     def _keys(self) -> set[str]:
         return {gradient_scope.variable_key(v) for v in self.model.trainable_variables}
+
+
+class BackupAndRestore(tf.keras.callbacks.Callback):
+    """Keras' callback of that name, for workers that each have a state of their own.
+
+    Every worker saves weights, optimizer, the states of random layers, the epoch, and what its
+    exchanges remember, above all the residuals of error feedback: all in one file, which is
+    there whole or not at all. When ``fit`` begins, all workers go on from the newest backup
+    that all of them have. A run that was interrupted then ends with the weights of one that was
+    not, bit for bit, if each epoch sees the same data in both.
+
+    Another number of workers can go on, too, if all of them see the folder: weights are those
+    of worker 0, and the residuals are divided such that their sum stays, with a warning.
+
+    Give it to ``model.fit`` on every worker, of a model that is built and compiled inside of the
+    strategy's scope.
+
+    Args:
+      backup_dir: folder for the backups, shared by all workers or not.
+      save_freq: ``"epoch"``, or a number of steps. Keras cannot go on within an epoch: after a
+        backup in the midst of one, that epoch begins again, with the weights saved.
+      delete_checkpoint: whether to delete the backups when ``fit`` has ended.
+
+    Raises:
+      ValueError: ``save_freq`` is neither.
+    """
+
+    def __init__(
+        self,
+        backup_dir: str | os.PathLike[str],
+        save_freq: str | int = "epoch",
+        delete_checkpoint: bool = True,
+    ) -> None:
+        super().__init__()
+        is_number = isinstance(save_freq, int) and not isinstance(save_freq, bool)
+        if save_freq != "epoch" and not (is_number and int(save_freq) >= 1):
+            raise ValueError(
+                f"save_freq must be 'epoch' or a number of steps of at least 1, got {save_freq!r}"
+            )
+        self._backup_dir = backup_dir
+        self._steps_between = None if save_freq == "epoch" else int(save_freq)
+        self._delete_checkpoint = delete_checkpoint
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        strategy = self.model.distribute_strategy
+        if not gradient_scope.is_compressed(strategy):
+            raise RuntimeError(
+                "BackupAndRestore: the model was not made inside of the scope of a "
+                "CompressedMultiWorkerMirroredStrategy"
+            )
+        if not self.model.built:
+            raise RuntimeError(
+                "BackupAndRestore: build the model before fit, by an Input layer or a call, so "
+                "that there are weights to restore"
+            )
+        reducer = strategy.extended.reducer
+        collectives = None if reducer is None else reducer.collectives
+        self._adapter = keras_adapters.adapter_of(self.model)
+        self._folder = backup.BackupFolder(self._backup_dir, collectives)
+        self._progress = checkpoint.Progress()
+        self._exchange = checkpoint.ExchangeState(strategy)
+        shared = {**self._adapter.trackables(self.model), "progress": self._progress}
+        self._manager = self._folder.manager(tf.train.Checkpoint(**shared, exchange=self._exchange))
+        self._steps = self._last_batch = 0
+        newest = self._folder.newest()
+        if newest is None:
+            return
+        if newest.num_workers == self._folder.num_workers:
+            self._manager.checkpoint.restore(self._folder.own_checkpoint(newest))
+        else:
+            paths = self._folder.checkpoints(newest)
+            tf.train.Checkpoint(**shared).restore(paths[0]).expect_partial()
+            self._exchange.resume_from(paths)
+        self._steps = newest.step
+        self._adapter.start_at(self.model, self._progress.epoch)
+        logging.info(
+            "Training goes on at epoch %d, from the backup of step %d.",
+            self._progress.epoch,
+            newest.step,
+        )
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self._progress.epoch = epoch
+        self._last_batch = -1
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        before = self._steps
+        self._steps += batch - self._last_batch  # several, with steps_per_execution
+        self._last_batch = batch
+        every = self._steps_between
+        if every is not None and before // every != self._steps // every:
+            self._save()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self._progress.epoch = epoch + 1
+        if self._steps_between is None:
+            self._save()
+
+    def on_train_end(self, logs: Any = None) -> None:
+        self._adapter.start_at(self.model, None)
+        if self._delete_checkpoint:
+            self._folder.delete()
+
+    def _save(self) -> None:
+        self._manager.save(checkpoint_number=self._steps)
 
 
 def _write_scalar(name: str, value: float, step: int) -> None:

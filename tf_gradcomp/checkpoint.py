@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Sequence
 from typing import Any
@@ -71,6 +72,9 @@ class ExchangeState(tf.train.experimental.PythonState):
           checkpoints: the paths that ``tf.train.Checkpoint.write`` or ``save`` returned on all
             old workers, of the same step, in worker order.
           name: name of this object in the checkpoint.
+
+        Raises:
+          ValueError: a checkpoint does not hold it.
         """
         if self._reducer is None:
             return
@@ -90,6 +94,39 @@ class ExchangeState(tf.train.experimental.PythonState):
         self._reducer.restore(states)
 
 
+class Progress(tf.train.experimental.PythonState):
+    """How far training has come.
+
+    Attributes:
+      epoch: the epoch under way or, between epochs, the next one.
+    """
+
+    epoch = 0
+
+    def serialize(self) -> bytes:
+        """Returns it as JSON."""
+        return json.dumps({"epoch": self.epoch}).encode()
+
+    def deserialize(self, data: bytes) -> None:
+        """Reads what ``serialize`` returned."""
+        self.epoch = json.loads(data)["epoch"]
+
+
+class _Reader(tf.train.experimental.PythonState):
+    """Takes what a checkpoint holds for an ``ExchangeState``."""
+
+    state: WorkerState | None = None
+
+    def serialize(self) -> bytes:
+        raise NotImplementedError("only for reading")
+
+    def deserialize(self, data: bytes) -> None:
+        self.state = exchange_state.from_bytes(data)
+
+
 def _read(checkpoint: str, name: str) -> WorkerState:
-    data = tf.train.load_variable(checkpoint, f"{name}/py_state/.ATTRIBUTES/VARIABLE_VALUE")
-    return exchange_state.from_bytes(data)
+    reader = _Reader()
+    tf.train.Checkpoint(**{name: reader}).read(checkpoint).expect_partial()
+    if reader.state is None:
+        raise ValueError(f"checkpoint {checkpoint} holds no ExchangeState by the name {name!r}")
+    return reader.state

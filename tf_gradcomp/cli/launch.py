@@ -80,6 +80,14 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="seconds between SIGTERM and SIGKILL when workers are ended, for scripts that save "
         "a checkpoint on SIGTERM (default: %(default)g)",
     )
+    parser.add_argument(
+        "--restarts",
+        type=int,
+        default=0,
+        metavar="N",
+        help="start all workers again, up to N times, when one has failed; for scripts that go on "
+        "from a backup, as with tf_gradcomp.callbacks.BackupAndRestore (default: %(default)s)",
+    )
 
 
 def split_command(argv: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -110,13 +118,24 @@ def run(args: argparse.Namespace) -> int:
       0 if all workers returned 0, the exit code of the first one that failed, 128 + signal if a
       signal ended the launcher, 2 for a refused command line, 1 if a worker cannot be started.
     """
+    for restart in range(args.restarts + 1):
+        if restart:
+            say(f"restart {restart} of {args.restarts}")
+        code, may_restart = _run_once(args)
+        if code == 0 or not may_restart:
+            break
+    return code
+
+
+def _run_once(args: argparse.Namespace) -> tuple[int, bool]:
+    """Runs the workers to their end; returns the exit code, and whether to start them again."""
     try:
         command = _python_command(args.worker_command)
         environment, threads = _shared_environment(args)
         addresses = free_addresses(args.num_workers, args.host_port_base)
     except Refusal as refusal:
         say(f"error: {refusal}")
-        return REFUSED
+        return REFUSED, False
 
     environments = [
         environment | {"TF_CONFIG": tf_config(addresses, index)} for index in range(len(addresses))
@@ -128,10 +147,10 @@ def run(args: argparse.Namespace) -> int:
     out = sys.stdout
     group = WorkerGroup(command, environments, args.grace, out.fileno(), out.encoding or "utf-8")
     try:
-        return group.run()
+        return group.run(), not group.was_signalled
     except (OSError, subprocess.SubprocessError) as error:
         say(f"error: {error}")
-        return 1
+        return 1, False
 
 
 def tf_config(addresses: Sequence[str], index: int) -> str:
@@ -164,6 +183,8 @@ def _shared_environment(args: argparse.Namespace) -> tuple[dict[str, str], str]:
         raise Refusal(f"-n must be at least 1, got {args.num_workers}")
     if args.threads is not None and args.threads < 1:
         raise Refusal(f"--threads must be at least 1, got {args.threads}")
+    if args.restarts < 0:
+        raise Refusal(f"--restarts must be at least 0, got {args.restarts}")
     if not args.grace >= 0:  # so written because NaN is refused too
         raise Refusal(f"--grace must be at least 0 seconds, got {args.grace:g}")
     if "TF_CONFIG" in os.environ:

@@ -151,6 +151,11 @@ class WorkerGroup:
             self._guardian.close()
         return self._verdict()
 
+    @property
+    def was_signalled(self) -> bool:
+        """Whether a signal to this process ended the workers."""
+        return bool(self._signals)
+
     # Starting.
 
     def _start(self) -> None:

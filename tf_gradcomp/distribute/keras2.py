@@ -45,3 +45,25 @@ def install(keras: ModuleType) -> None:
     utils = compat.require(f"{package}.src.optimizers", "utils", package, SUPPORTED)
     utils.all_reduce_sum_gradients = all_reduce_sum_gradients
     compile_check.install(model_class)
+
+
+def trackables(model: Any) -> dict[str, Any]:
+    """Returns what a checkpoint must hold of a compiled model, its optimizer and seeds included."""
+    return {"model": model, "optimizer": model.optimizer}
+
+
+class _StartingEpoch:
+    """Answers the question that ``fit`` asks of Keras' own backup."""
+
+    def __init__(self, epoch: int) -> None:
+        self._epoch = epoch
+
+    def maybe_load_initial_counters_from_ckpt(
+        self, steps_per_epoch: Any, initial_epoch: int, mode: Any
+    ) -> tuple[int, int]:
+        return self._epoch, 0
+
+
+def start_at(model: Any, epoch: int | None) -> None:
+    """Lets ``fit``, which has begun, start at an epoch; ``None`` for the one it was called with."""
+    model._training_state = None if epoch is None else _StartingEpoch(epoch)

@@ -164,3 +164,19 @@ _learning_shapes: contextvars.ContextVar[bool] = contextvars.ContextVar(
 def is_learning_shapes() -> bool:
     """Whether Keras is reducing a batch of data of which it only wants the shapes."""
     return _learning_shapes.get()
+
+
+def trackables(model: Any) -> dict[str, Any]:
+    """Returns what a checkpoint must hold of a compiled model, its optimizer and seeds included."""
+    if not model.optimizer.built:
+        with model.distribute_strategy.scope():
+            model.optimizer.build(model.trainable_variables)
+    return {
+        "model": [variable.value for variable in model.variables],
+        "optimizer": [variable.value for variable in model.optimizer.variables],
+    }
+
+
+def start_at(model: Any, epoch: int | None) -> None:
+    """Lets ``fit``, which has begun, start at an epoch; ``None`` for the one it was called with."""
+    model._initial_epoch = epoch

@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import sys
+from types import ModuleType
+from typing import Any
 
 import tensorflow as tf
 
@@ -38,3 +40,10 @@ def ensure_installed() -> None:
             continue
         (keras2 if version.startswith("2.") else keras3).install(module)
         _installed.add(name)
+
+
+def adapter_of(model: Any) -> ModuleType:
+    """Returns the adapter of the Keras that a model belongs to."""
+    packages = [base.__module__.partition(".")[0] for base in type(model).__mro__]
+    name = next(package for package in packages if package in ("keras", "tf_keras"))
+    return keras2 if sys.modules[name].__version__.startswith("2.") else keras3

@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Backups of all workers in one folder: which are complete, and which one to go on from."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from tf_gradcomp.transports.base import Collectives
+
+_KEPT = 2  # a worker may end between another worker's backup and its own
+_NAME = "step"
+_FOLDER = re.compile(r"worker-(\d+)-of-(\d+)")
+_INDEX = re.compile(rf"{_NAME}-(\d+)\.index")
+
+
+class Backup(NamedTuple):
+    """A backup that all workers of a cluster have made at the same step.
+
+    Attributes:
+      step: that step.
+      num_workers: number of workers of that cluster.
+    """
+
+    step: int
+    num_workers: int
+
+
+class BackupFolder:
+    """A folder with a subfolder for each worker, ``worker-<index>-of-<number>``.
+
+    Workers may share it, or have one each, on disks of their own. If another number of workers is
+    to go on from it, all of them must see all subfolders.
+
+    Attributes:
+      num_workers: number of workers now.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], collectives: Collectives | None) -> None:
+        """Creates nothing yet.
+
+        Args:
+          path: the folder.
+          collectives: of the workers; ``None`` with a single one.
+        """
+        self._path = Path(path)
+        self._collectives = collectives
+        self.num_workers = 1 if collectives is None else collectives.num_workers
+        self._worker_index = 0 if collectives is None else collectives.worker_index
+
+    def manager(self, checkpoint: tf.train.Checkpoint) -> tf.train.CheckpointManager:
+        """Returns what writes this worker's backups, each whole or not at all."""
+        folder = self._folder(self.num_workers, self._worker_index)
+        return tf.train.CheckpointManager(checkpoint, folder, _KEPT, checkpoint_name=_NAME)
+
+    def checkpoints(self, backup: Backup) -> list[str]:
+        """Returns the paths of a backup, in worker order."""
+        return [
+            os.path.join(self._folder(backup.num_workers, index), f"{_NAME}-{backup.step}")
+            for index in range(backup.num_workers)
+        ]
+
+    def own_checkpoint(self, backup: Backup) -> str:
+        """Returns the path of this worker's, of a backup by as many workers as there are now."""
+        return self.checkpoints(backup)[self._worker_index]
+
+    def newest(self) -> Backup | None:
+        """Returns the last backup that can be gone on from, the same on all workers."""
+        own = json.dumps(sorted(self._usable()))
+        texts = [own] if self._collectives is None else self._collectives.gather_text(own)
+        usable = [{Backup(*pair) for pair in json.loads(text)} for text in texts]
+        common = set.intersection(*usable)
+        return max(common, key=lambda b: (b.step, b.num_workers == self.num_workers), default=None)
+
+    def delete(self) -> None:
+        """Deletes this worker's backups, and on worker 0 those of other numbers of workers."""
+        for folder, num_workers, index in self._folders():
+            others = num_workers != self.num_workers and self._worker_index == 0
+            if others or (num_workers, index) == (self.num_workers, self._worker_index):
+                shutil.rmtree(folder, ignore_errors=True)
+
+    def _usable(self) -> Iterable[Backup]:
+        """What this worker could go on from, as far as it can see."""
+        steps: dict[int, dict[int, set[int]]] = {}
+        for folder, num_workers, index in self._folders():
+            matches = (_INDEX.fullmatch(name) for name in os.listdir(folder))
+            steps.setdefault(num_workers, {})[index] = {int(m[1]) for m in matches if m}
+        for num_workers, of_worker in steps.items():
+            if num_workers == self.num_workers:
+                complete = of_worker.get(self._worker_index, set())
+            else:
+                complete = set.intersection(
+                    *(of_worker.get(index, set()) for index in range(num_workers))
+                )
+            yield from (Backup(step, num_workers) for step in complete)
+
+    def _folders(self) -> Iterable[tuple[Path, int, int]]:
+        """Yields every worker's folder, with the number of workers and its index."""
+        if not self._path.is_dir():
+            return
+        for folder in list(self._path.iterdir()):
+            match = _FOLDER.fullmatch(folder.name)
+            if match and folder.is_dir():
+                yield folder, int(match[2]), int(match[1])
+
+    def _folder(self, num_workers: int, index: int) -> str:
+        return os.fspath(self._path / f"worker-{index}-of-{num_workers}")
