@@ -49,7 +49,15 @@ def install(keras: ModuleType) -> None:
 
 def trackables(model: Any) -> dict[str, Any]:
     """Returns what a checkpoint must hold of a compiled model, its optimizer and seeds included."""
-    return {"model": model, "optimizer": model.optimizer}
+    # Keras leaves these out of checkpoints. Without `enable_tf_random_generator` there are none: the
+    # states are then in TensorFlow's kernels, out of reach.
+    generators = [getattr(layer, "_random_generator", None) for layer in model._flatten_layers()]
+    seeds = [getattr(generator, "_generator", None) for generator in generators]
+    return {
+        "model": model,
+        "optimizer": model.optimizer,
+        "seeds": [seed for seed in seeds if seed is not None],
+    }
 
 
 class _StartingEpoch:

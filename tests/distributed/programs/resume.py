@@ -54,6 +54,9 @@ def main() -> None:
         ),
     )
     keras.utils.set_random_seed(5)
+    if hasattr(keras.backend, "experimental"):
+        # Keras 2 would else leave the state of Dropout in TensorFlow's kernels.
+        keras.backend.experimental.enable_tf_random_generator()
     keras.mixed_precision.set_global_policy(args.mixed)
     rng = np.random.default_rng(0)
     inputs = rng.standard_normal((512, 48)).astype(np.float32)
