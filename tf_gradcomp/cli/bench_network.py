@@ -39,9 +39,9 @@ _WORKER = (sys.executable, "-u", "-m", worker.__name__)
 
 _DESCRIPTION = """\
 Times the training step of a workload on workers of this machine, joined by a network of a given
-rate, once for every method of exchanging gradients. A method is a compression spec, or "dense" for none,
-or "stock": the same step under TensorFlow's own MultiWorkerMirroredStrategy. What sets "dense" apart
-from it are sparse gradients, of which "stock" gathers every row of every worker as it is.
+rate, once for every method of exchanging gradients. A method is a compression spec, "dense" for
+none, or "stock": the same step under TensorFlow's own MultiWorkerMirroredStrategy. Where gradients
+are sparse, "stock" gathers all rows as they are, and all others add up those of the same index.
 
   step      a whole training step, under the strategy
   compute   the same step without an exchange, on all workers at once

@@ -46,6 +46,7 @@ class RowSparse:
 
     Values of 16 bits are added in float32 on a worker and where rows are gathered, rounded once
     each time; an all-reduce adds them in their own type, as for dense gradients.
+    Rows are added up on the CPU, which the operation for it has its only kernel for.
     """
 
     def __init__(self, collectives: Collectives, shapes: Sequence[tuple[int, ...]]) -> None:
