@@ -13,6 +13,7 @@ import tensorflow as tf
 from tf_gradcomp.agreement import PlanMismatchError
 from tf_gradcomp.policy import Policy, VariableInfo
 from tf_gradcomp.reducer import GradientReducer
+from tf_gradcomp.transports.silent import SilentCollectives
 
 SHAPES = [(40, 300), (300,), (7, 9, 100), ()]
 INFOS = [VariableInfo(f"v{i}", shape, "float32") for i, shape in enumerate(SHAPES)]
@@ -266,6 +267,36 @@ def test_every_exchange_bucket_and_worker_draws_anew():
         np.testing.assert_array_equal(mine, theirs)
     # 1 + 1, 1 + 2 or 2 + 2: equal draws of the two workers would leave out 3.
     assert set(np.unique(first[0][0])) == {2.0, 3.0, 4.0}
+
+
+def test_a_loop_draws_as_single_calls_do_and_a_call_without_data_draws_nothing():
+    class Alone:
+        num_workers, worker_index, device = 2, 0, "/device:CPU:0"
+
+    info, shape = VariableInfo("v", (70, 80), "float32"), (70, 80)
+    loop = GradientReducer(Policy("natural"), SilentCollectives(Alone))
+    single = GradientReducer(Policy("natural"), SilentCollectives(Alone))
+
+    def step(reducer, value):
+        with tf.control_dependencies([tf.debugging.assert_positive(value)]):
+            gradient = tf.fill(shape, value)
+        return reducer.reduce([gradient], [info], owned(0))[0]
+
+    @tf.function
+    def steps(values):
+        sums = tf.TensorArray(tf.float32, 3, element_shape=shape)
+        for index in tf.range(3):
+            sums = sums.write(index, step(loop, values[index]))
+        return sums.stack()
+
+    first = steps(tf.constant([1.3, 1.3, 1.3]))
+    with pytest.raises(tf.errors.InvalidArgumentError):
+        steps(tf.constant([1.3, -1.0, 1.3]))
+    second = steps(tf.constant([1.3, 1.3, 1.3]))
+    expected = [step(single, tf.constant(1.3)).numpy() for _ in range(7)]
+    assert len({total.tobytes() for total in expected}) == 7
+    np.testing.assert_array_equal(first, expected[:3])
+    np.testing.assert_array_equal(second, expected[4:])
 
 
 # --- Sparse gradients ------------------------------------------------------------------------

@@ -120,11 +120,9 @@ class CompressedExchange:
     def __call__(self, gradients: Sequence[tf.Tensor], draw: Draw) -> Reduced:
         packed = _pack(gradients, tf.float32)
         residuals = [residual.read_value() for residual in self.residuals]
-        transform, updates = self._transform, []
+        transform = self._transform
         if self._choice is not None:
-            choice, residuals = self._choose_views(packed, residuals, draw.step)
-            transform = transform.at(choice)
-            updates.append((self._choice, choice))
+            transform = transform.at(self._choice.read_value())
         coder = _Coder(self._codec, self._shard_layout, draw, self._collectives.num_workers)
         summed = self._transport.sum(coder, transform.forward(packed), residuals)
         bucket = transform.inverse(summed.total, self.bucket.num_elements)
@@ -133,15 +131,21 @@ class CompressedExchange:
             (bucket,) = _nan_unless(summed.finite, [bucket])
         sums = _unpack(bucket, gradients)
         narrow = [total for total in sums if total.dtype.size < tf.float32.size]
-        updates.extend(zip(self.residuals, summed.residuals, strict=True))
+        lost, updates = list(summed.residuals), []
+        if self._choice is not None:
+            choice, lost = self._choose_views(self._choice, packed, lost, draw.step)
+            updates.append((self._choice, choice))
+        updates.extend(zip(self.residuals, lost, strict=True))
         return Reduced(sums, lambda: summed.finite & all_finite(narrow), updates)
 
     def _choose_views(
-        self, packed: tf.Tensor, residuals: list[tf.Tensor], step: tf.Tensor
+        self, choice: tf.Variable, packed: tf.Tensor, residuals: list[tf.Tensor], step: tf.Tensor
     ) -> tuple[tf.Tensor, list[tf.Tensor]]:
-        """Returns the views for this step, and the residuals as seen in them."""
-        assert self._choice is not None
-        old = self._choice.read_value()
+        """Returns the views for the next step, and the residuals as seen in them.
+
+        Not for this step: to compare takes a message, for which encoding would have to wait.
+        """
+        old = choice.read_value()
 
         def compare() -> tf.Tensor:
             density = self._codec.density(self._layout)

@@ -154,9 +154,7 @@ class GradientReducer:
         updates: list[state.Update] = []
         with tf.device(self.collectives.device):
             entry = self._entry_for(variables, owners)
-            # After the gradients: a call that finds no more data must not count as an exchange.
-            with tf.control_dependencies(tf.nest.flatten(gradients, expand_composites=True)):
-                step = entry.next_step()
+            step = entry.next_step()
             for number, exchange in enumerate(entry.exchanges):
                 indices = exchange.bucket.indices
                 members = [gradients[index] for index in indices]
@@ -169,6 +167,10 @@ class GradientReducer:
                 sums.update(zip(indices, reduced.gradients, strict=True))
                 finite.append(reduced.finite)
                 updates.extend(reduced.updates)
+            # The first buckets do not wait for all gradients, but the count does: a call that finds
+            # no more data is no exchange.
+            with tf.control_dependencies(tf.nest.flatten(gradients, expand_composites=True)):
+                entry.count_exchange()
             if updates:
                 state.commit(tf.reduce_all([check() for check in finite]), updates)
         return [sums[index] for index in range(len(gradients))]
@@ -257,11 +259,17 @@ class _Entry(NamedTuple):
         return names_and_shapes, exchange.bucket.how
 
     def next_step(self) -> tf.Tensor:
-        """Returns the number of this exchange, an int32 scalar; 0 if nothing depends on it."""
+        """Returns the number of the next exchange, an int32 scalar; 0 if nothing depends on it."""
         if self.counter is None:
             return tf.constant(0)
         with tf.device(self.counter.device):
-            return self.counter.assign_add(1).read_value()
+            return self.counter.read_value() + 1
+
+    def count_exchange(self) -> None:
+        """Takes note that this exchange has happened, if anything depends on its number."""
+        if self.counter is not None:
+            with tf.device(self.counter.device):
+                self.counter.assign_add(1)
 
 
 def _as_dense(gradient: Gradient, variable: VariableInfo) -> tf.Tensor:

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import own_network
 import pytest
 import tensorflow as tf
 
@@ -87,7 +88,7 @@ def test_bad_input_is_one_line_and_starts_nothing(options, message, capsys, monk
 
 
 def test_methods_are_checked(capsys):
-    assert bench_network_worker.main(["--check", "dense", "dct", "powersgd:rank=2"]) == 0
+    assert bench_network_worker.main(["--check", "dense", "stock", "dct", "powersgd:rank=2"]) == 0
     assert bench_network_worker.main(["--check", "dense", "fft:density=2"]) == 2
     assert "density must be in (0, 1.0], got 2" in capsys.readouterr().err
 
@@ -214,6 +215,18 @@ def test_what_cannot_be_cut_is_all_encoding(spec, rng):
     for step in range(1, 4):
         assert parts.encode(gradients, tf.constant(step)) == []
         assert parts.decode(gradients, [], tf.constant(step)) == []
+
+
+def test_rows_of_sparse_gradients_are_all_encoding(rng):
+    table = VariableInfo("table", (50, 4), "float32", sparse=True)
+    plan = plan_lib.make_plan([table, *VARIABLES], as_policy("identity"), 2)
+    parts = Parts(plan, NETWORK)
+    rows = tf.IndexedSlices(tf.ones([3, 4]), tf.constant([7, 2, 7]), tf.constant(table.shape))
+    gradients = [rows, *sample(rng)]
+    (payload,) = parts.encode(gradients, tf.constant(1))
+    (total,) = parts.decode(gradients, [tf.stack([payload] * 2)], tf.constant(1))
+    np.testing.assert_array_equal(total, 2 * gradients[1])
+    assert [int(e.sent) for e in parts._exchanges if e.bucket.row_sparse] == [4 * (1 + 3 + 9)]
 
 
 def test_adaptive_views_work_in_parts(rng):
@@ -451,3 +464,28 @@ def test_fft_sends_less_in_a_network_of_1_gbit(networks, tmp_path):
     assert dense["wire_bytes_per_step"] > 12 * fft["wire_bytes_per_step"]
     # Two shapers, each of which lets a burst pass.
     assert dense["step_ms"] > 8 * dense["payload_bytes"] / 1e6 - 2
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+def test_tensorflow_s_own_strategy_sends_every_row_of_a_batch(tmp_path):
+    path = tmp_path / "figures.json"
+    command = [*own_network.prefix(), sys.executable, "-m", "tf_gradcomp", "bench", "network"]
+    command += ["--rate", "none", "--workload", "recommender", "--methods", "stock", "dense"]
+    run = subprocess.run(
+        [*command, "--steps", "4", "--warm-up", "1", "--json", str(path)],
+        env={**os.environ, "PYTHONPATH": str(CHECKOUT)},
+        capture_output=True,
+        text=True,
+        timeout=400,
+    )
+    assert run.returncode == 0, run.stderr
+    stock, dense = json.loads(path.read_text(encoding="utf-8"))
+    assert (stock["method"], stock["encode_ms"], stock["decode_ms"]) == ("stock", 0, 0)
+    assert min(stock["step_ms"], stock["compute_ms"], dense["encode_ms"]) > 0
+    for result in (stock, dense):
+        assert result["payload_bytes"] == result["dense_bytes"] == 4 * ((128 * 64 + 64) + (64 + 1))
+    # Of each example an index and 64 values from both tables; of rows that recur, ours sends one.
+    expected = 1024 * 2 * 4 * (1 + 64) + stock["payload_bytes"]
+    assert expected < stock["wire_bytes_per_step"] < 1.1 * expected
+    assert dense["wire_bytes_per_step"] < 0.6 * stock["wire_bytes_per_step"]

@@ -39,7 +39,9 @@ _WORKER = (sys.executable, "-u", "-m", worker.__name__)
 
 _DESCRIPTION = """\
 Times the training step of a workload on workers of this machine, joined by a network of a given
-rate, once for every method of exchanging gradients. A method is a compression spec, or "dense".
+rate, once for every method of exchanging gradients. A method is a compression spec, "dense" for
+none, or "stock": the same step under TensorFlow's own MultiWorkerMirroredStrategy. Where gradients
+are sparse, "stock" gathers all rows as they are, and all others add up those of the same index.
 
   step      a whole training step, under the strategy
   compute   the same step without an exchange, on all workers at once
@@ -50,7 +52,8 @@ rate, once for every method of exchanging gradients. A method is a compression s
 
 Step, compute, encode and decode are measured in turns, ten times each, in the same processes;
 figures are medians over the steps, and means over the workers. Where work and messages alternate
-(low-rank methods, and transports other than all_gather), all work counts as encoding. On CPU.
+(low-rank methods, transports other than all_gather, and rows of sparse gradients, all workers'
+taken for the same), all work counts as encoding; with "stock" it is in the exchange. On CPU.
 
 workloads: cnn[:batch=N], recommender[:users=N,items=N,columns=N,batch=N],
 block-sparse[:density=D,elements=N,overlap=random|full|none]
@@ -67,7 +70,7 @@ class Result:
     """The figures of one method; the field names are those of `--json`.
 
     Attributes:
-      method: as given: a compression spec, or "dense".
+      method: as given: a compression spec, "dense" or "stock".
       workload: its spec as given.
       workers: number of workers.
       rate: as given: bits a second that a worker can send or receive, or "none".
@@ -75,12 +78,12 @@ class Result:
       steps: steps that were timed.
       step_ms: time of a training step, milliseconds.
       compute_ms: time of a step without an exchange; 0 if the workload computes nothing.
-      encode_ms: time from gradients to payloads.
+      encode_ms: time from gradients to payloads; 0 for "stock", as is decode_ms.
       exchange_ms: step_ms - compute_ms - encode_ms - decode_ms.
       decode_ms: time from payloads to sums.
       wire_bytes_per_step: bytes a worker sent in a step, counted at its interface.
       payload_bytes: what a worker contributes to the exchange of a step, as planned, without
-        sparse gradients.
+        sparse gradients; dense_bytes for "stock".
       dense_bytes: bytes of the same gradients as they are.
     """
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeAlias
 
 import tensorflow as tf
 
@@ -14,13 +15,15 @@ from tf_gradcomp.plan import Plan
 from tf_gradcomp.transports.base import Collectives
 from tf_gradcomp.transports.silent import SilentCollectives
 
+Gradient: TypeAlias = tf.Tensor | tf.IndexedSlices
+
 
 class Parts:
     """The exchanges of a plan, with state of their own, cut where payloads are gathered.
 
     Only the transport `all_gather` has one place to cut. Of all other exchanges the whole work
-    counts as encoding: of transports and low-rank methods that work between several messages, and
-    the packing of dense gradients.
+    counts as encoding: of transports and low-rank methods that work between several messages, the
+    packing of dense gradients, and the work on rows of sparse ones, as if all workers had the same.
     """
 
     def __init__(self, plan: Plan, collectives: Collectives) -> None:
@@ -32,11 +35,11 @@ class Parts:
         self._encode = tf.function(self._encode_step, autograph=False)
         self._decode = tf.function(self._decode_step, autograph=False)
 
-    def encode(self, gradients: Sequence[tf.Tensor], step: tf.Tensor) -> list[tf.Tensor]:
+    def encode(self, gradients: Sequence[Gradient], step: tf.Tensor) -> list[tf.Tensor]:
         """Goes from gradients to payloads, and stores residuals.
 
         Args:
-          gradients: dense gradients, in the plan's order.
+          gradients: of all variables, in the plan's order.
           step: int32 scalar, counts from 1.
 
         Returns:
@@ -47,7 +50,7 @@ class Parts:
 
     def decode(
         self,
-        gradients: Sequence[tf.Tensor],
+        gradients: Sequence[Gradient],
         payloads: Sequence[tf.Tensor],
         step: tf.Tensor,
     ) -> list[tf.Tensor]:
@@ -58,10 +61,10 @@ class Parts:
         return self._decode(list(gradients), list(payloads), step)
 
     def _encode_step(
-        self, gradients: list[tf.Tensor], step: tf.Tensor, finite: tf.Tensor
-    ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
+        self, gradients: list[Gradient], step: tf.Tensor, finite: tf.Tensor
+    ) -> tuple[list[tf.Tensor], list[Gradient]]:
         payloads: list[tf.Tensor] = []
-        whole: list[tf.Tensor] = []
+        whole: list[Gradient] = []
         updates: list[state.Update] = []
         for number, exchange in enumerate(self._exchanges):
             reduced = self._exchange(number, gradients, step)
@@ -75,7 +78,7 @@ class Parts:
         return payloads, whole
 
     def _decode_step(
-        self, gradients: list[tf.Tensor], payloads: list[tf.Tensor], step: tf.Tensor
+        self, gradients: list[Gradient], payloads: list[tf.Tensor], step: tf.Tensor
     ) -> list[tf.Tensor]:
         cut = [number for number, exchange in enumerate(self._exchanges) if _is_cut(exchange)]
         sums = []
@@ -85,7 +88,7 @@ class Parts:
         self._network.received = None
         return sums
 
-    def _exchange(self, number: int, gradients: Sequence[tf.Tensor], step: tf.Tensor) -> Reduced:
+    def _exchange(self, number: int, gradients: Sequence[Gradient], step: tf.Tensor) -> Reduced:
         exchange = self._exchanges[number]
         draw = Draw(number, self._network.worker_index, step)
         return exchange([gradients[index] for index in exchange.bucket.indices], draw)

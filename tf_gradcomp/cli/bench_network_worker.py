@@ -14,12 +14,14 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from tf_gradcomp.cli.bench_network_workloads import parse
 from tf_gradcomp.cli.refusal import REFUSED
 
 RESULT_MARK = "RESULT "
 DENSE = "dense"  # in place of "none": what people call it
+STOCK = "stock"  # TensorFlow's own strategy, which knows of no compression
 BLOCK_STEPS = 10  # steps between two looks at the interface's counter
 
 
@@ -48,6 +50,8 @@ def _check(methods: Sequence[str]) -> int:
     from tf_gradcomp.compression import Compression
 
     for method in methods:
+        if method == STOCK:
+            continue
         try:
             Compression.from_spec(spec_of(method))
         except ValueError as error:
@@ -60,46 +64,42 @@ def _measure(spec: str, method: str, warm_up: int, steps: int) -> dict[str, floa
     import tensorflow as tf
 
     from tf_gradcomp.cli import bench_network_models as models
-    from tf_gradcomp.cli.bench_network_parts import Parts
     from tf_gradcomp.distribute.gradient_scope import all_reduce_gradients
     from tf_gradcomp.metrics import WireCounter
-    from tf_gradcomp.strategy import CompressedMultiWorkerMirroredStrategy
 
-    strategy = CompressedMultiWorkerMirroredStrategy(spec_of(method))
-    collectives = strategy.extended.reducer.collectives
-    model = models.build(parse(spec, collectives.num_workers), collectives.worker_index)
+    strategy = _make_strategy(method)
+    worker = strategy.cluster_resolver.task_id
+    model = models.build(parse(spec, strategy.num_replicas_in_sync), worker)
 
     def step() -> list[models.Gradient]:
         pairs = all_reduce_gradients(zip(model.gradients(), model.variables, strict=True))
         return model.use([total for total, _ in pairs])
 
-    train = tf.function(lambda: strategy.run(step), autograph=False)
-    compute = tf.function(lambda: model.use(model.gradients()), autograph=False)
+    def say_ready() -> tf.Tensor:
+        context = tf.distribute.get_replica_context()
+        return context.all_reduce(tf.distribute.ReduceOp.SUM, tf.constant(1.0))
 
-    def meet() -> None:
-        collectives.gather_text("ready")
+    train = tf.function(lambda: strategy.run(step), autograph=False)
+    meet = tf.function(lambda: strategy.run(say_ready), autograph=False)
+    compute = tf.function(lambda: model.use(model.gradients()), autograph=False)
 
     train()  # makes the plan
     gradients = tf.function(model.gradients, autograph=False)()
-    dense = [gradient for gradient in gradients if not isinstance(gradient, tf.IndexedSlices)]
-    plan = strategy.plans[0]
-    parts = Parts(plan, collectives)
-    first = tf.constant(1)
-    payloads = parts.encode(dense, first)
-    with tf.device(collectives.device):
-        gathered = [collectives.all_gather(payload) for payload in payloads]
+    dense_bytes = sum(
+        gradient.dtype.size * gradient.shape.num_elements()
+        for gradient in gradients
+        if not isinstance(gradient, tf.IndexedSlices)
+    )
     numbers = iter(range(2, 1 << 30))
 
     # What is timed gets its number of the exchange from outside of the time.
-    actions: dict[str, Callable[[tf.Tensor], object]] = {
-        "compute_ms": lambda _: compute(),
-        "encode_ms": lambda number: parts.encode(dense, number),
-        # Positions that are drawn hold for the exchange that they were drawn for.
-        "decode_ms": lambda _: parts.decode(dense, gathered, first),
-        "step_ms": lambda _: train(),
-    }
-    if not model.computes:
-        del actions["compute_ms"]
+    actions: dict[str, Callable[[tf.Tensor], object]] = {"step_ms": lambda _: train()}
+    payload_bytes = dense_bytes
+    if method != STOCK:
+        payload_bytes = strategy.plans[0].payload_bytes
+        actions = _actions_on_parts(strategy, gradients) | actions
+    if model.computes:
+        actions = {"compute_ms": lambda _: compute()} | actions
     times: dict[str, list[float]] = {name: [] for name in actions}
     sent = []
     counter = WireCounter()
@@ -126,10 +126,43 @@ def _measure(spec: str, method: str, warm_up: int, steps: int) -> dict[str, floa
     medians = {name: statistics.median(values) for name, values in times.items()}
     return {
         "compute_ms": 0.0,
+        "encode_ms": 0.0,
+        "decode_ms": 0.0,
         **medians,
         "wire_bytes_per_step": statistics.median(sent),
-        "payload_bytes": plan.payload_bytes,
-        "dense_bytes": plan.dense_bytes,
+        "payload_bytes": payload_bytes,
+        "dense_bytes": dense_bytes,
+    }
+
+
+def _make_strategy(method: str) -> Any:
+    import tensorflow as tf
+
+    from tf_gradcomp.strategy import CompressedMultiWorkerMirroredStrategy
+
+    if method == STOCK:
+        return tf.distribute.MultiWorkerMirroredStrategy()
+    return CompressedMultiWorkerMirroredStrategy(spec_of(method))
+
+
+def _actions_on_parts(
+    strategy: Any, gradients: Sequence[Any]
+) -> dict[str, Callable[[Any], object]]:
+    """Returns what encodes, and what decodes, these gradients; the argument is the step."""
+    import tensorflow as tf
+
+    from tf_gradcomp.cli.bench_network_parts import Parts
+
+    collectives = strategy.extended.reducer.collectives
+    parts = Parts(strategy.plans[0], collectives)
+    first = tf.constant(1)
+    payloads = parts.encode(gradients, first)
+    with tf.device(collectives.device):
+        gathered = [collectives.all_gather(payload) for payload in payloads]
+    return {
+        "encode_ms": lambda number: parts.encode(gradients, number),
+        # Positions that are drawn hold for the exchange that they were drawn for.
+        "decode_ms": lambda _: parts.decode(gradients, gathered, first),
     }
 
 

@@ -23,6 +23,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
+from tf_gradcomp.ops.distinct_rows import DistinctRows, distinct_rows
 from tf_gradcomp.transports.base import Collectives
 
 _WORD_BITS = 32
@@ -45,6 +46,7 @@ class RowSparse:
 
     Values of 16 bits are added in float32 on a worker and where rows are gathered, rounded once
     each time; an all-reduce adds them in their own type, as for dense gradients.
+    Rows are added up on the CPU, which the operation for it has its only kernel for.
     """
 
     def __init__(self, collectives: Collectives, shapes: Sequence[tuple[int, ...]]) -> None:
@@ -70,98 +72,107 @@ class RowSparse:
         ]
         counts = self._collectives.all_gather(tf.stack([tf.size(rows.indices) for rows in own]))
         room = tf.unstack(tf.reduce_max(counts, axis=0))
-        touched, index_bytes = self._gather_indices(own, tf.unstack(counts, axis=1), room)
-        totals, row_bytes = self._sum_rows(own, touched, room)
+        indices, index_bytes = self._gather_indices(own, tf.unstack(counts, axis=1), room)
+        totals, row_bytes = self._sum_rows(own, indices, counts, room)
         sums = [
             tf.IndexedSlices(
-                _like_rows_of(part.values, total),
-                tf.cast(table.union, part.indices.dtype),
+                _like_rows_of(part.values, total.values),
+                tf.cast(total.indices, part.indices.dtype),
                 part.dense_shape,
             )
-            for part, table, total in zip(slices, touched, totals, strict=True)
+            for part, total in zip(slices, totals, strict=True)
         ]
         return RowSums(sums, _num_bytes(tf.stack(room)) + index_bytes + row_bytes)
 
     def _gather_indices(
-        self, own: list[_Rows], counts: list[tf.Tensor], room: list[tf.Tensor]
-    ) -> tuple[list[_Touched], tf.Tensor]:
-        """Returns who touched which rows of each table, and the bytes sent to know it."""
+        self, own: list[DistinctRows], counts: list[tf.Tensor], room: list[tf.Tensor]
+    ) -> tuple[list[tf.Tensor], tf.Tensor]:
+        """Returns the indices of all workers, in worker order, for each table; and bytes sent."""
         coded = [
             _encode(rows.indices, num_rows, longest)
             for rows, num_rows, longest in zip(own, self._num_rows, room, strict=True)
         ]
         payload = _fuse(coded)
-        words = _split_columns(self._collectives.all_gather(payload), [tf.size(c) for c in coded])
-        touched = []
-        for table_words, num_rows, table_counts in zip(words, self._num_rows, counts, strict=True):
-            indices = _decode(table_words, num_rows, table_counts)
-            union = tf.sort(tf.unique(indices).y)
-            places = tf.split(
-                tf.searchsorted(union, indices), table_counts, num=self._collectives.num_workers
+        gathered = self._collectives.all_gather(payload)[:, :-1]
+        words = tf.split(gathered, tf.stack([tf.size(c) for c in coded]), axis=1)
+        indices = [
+            _decode(table_words, num_rows, table_counts)
+            for table_words, num_rows, table_counts in zip(
+                words, self._num_rows, counts, strict=True
             )
-            touched.append(_Touched(union, places))
-        return touched, _num_bytes(payload)
+        ]
+        return indices, _num_bytes(payload)
 
     def _sum_rows(
-        self, own: list[_Rows], touched: list[_Touched], room: list[tf.Tensor]
-    ) -> tuple[list[tf.Tensor], tf.Tensor]:
-        """Returns the sums ``[U, size]`` and the bytes of rows sent for them."""
+        self,
+        own: list[DistinctRows],
+        indices: list[tf.Tensor],
+        counts: tf.Tensor,
+        room: list[tf.Tensor],
+    ) -> tuple[list[DistinctRows], tf.Tensor]:
+        """Returns the sums of each table's rows, and the bytes of rows sent for them."""
         num_workers = self._collectives.num_workers
         if num_workers <= 2:
-            return self._gather_rows(own, touched, room)
+            return self._gather_rows(own, indices, counts, room)
+        unions = [tf.sort(tf.unique(of_all).y) for of_all in indices]
         gathered = self._num_elements(room)
-        reduced = self._num_elements([tf.size(table.union) for table in touched])
+        reduced = self._num_elements([tf.size(union) for union in unions])
         return tf.cond(
             num_workers * gathered <= 2 * reduced,
-            lambda: self._gather_rows(own, touched, room),
-            lambda: self._reduce_rows(own, touched),
+            lambda: self._gather_rows(own, indices, counts, room),
+            lambda: self._reduce_rows(own, unions),
         )
 
     def _gather_rows(
-        self, own: list[_Rows], touched: list[_Touched], room: list[tf.Tensor]
-    ) -> tuple[list[tf.Tensor], tf.Tensor]:
-        payload = _fuse(
-            [
-                tf.pad(rows.values, [[0, longest - tf.size(rows.indices)], [0, 0]])
-                for rows, longest in zip(own, room, strict=True)
-            ]
-        )
+        self,
+        own: list[DistinctRows],
+        indices: list[tf.Tensor],
+        counts: tf.Tensor,
+        room: list[tf.Tensor],
+    ) -> tuple[list[DistinctRows], tf.Tensor]:
+        values = []
+        for rows, longest, size in zip(own, room, self._row_sizes, strict=True):
+            padding = (longest - tf.size(rows.indices)) * size
+            values += [rows.values, tf.zeros([padding], rows.values.dtype)]
+        payload = _fuse(values)
         dtype = payload.dtype
         # The collective has no bfloat16. It copies, so any type of that size will do.
         carrier = tf.float16 if dtype == tf.bfloat16 else dtype
         gathered = tf.bitcast(self._collectives.all_gather(tf.bitcast(payload, carrier)), dtype)
-        sizes = [longest * size for longest, size in zip(room, self._row_sizes, strict=True)]
         totals = []
-        for part, longest, size, table in zip(
-            _split_columns(gathered, sizes), room, self._row_sizes, touched, strict=True
-        ):
-            rows = tf.reshape(part, [self._collectives.num_workers, longest, size])
-            total = tf.zeros([tf.size(table.union), size], _wide(dtype))
-            # In worker order, one after the other: the same bits on any device.
-            for worker, places in enumerate(table.places):
-                values = tf.cast(rows[worker, : tf.size(places)], total.dtype)
-                total = tf.tensor_scatter_nd_add(total, places[:, tf.newaxis], values)
-            totals.append(tf.cast(total, dtype))
+        start = 0
+        for table, (size, of_all) in enumerate(zip(self._row_sizes, indices, strict=True)):
+            parts = [
+                gathered[worker, start : start + counts[worker, table] * size]
+                for worker in range(self._collectives.num_workers)
+            ]
+            rows = tf.reshape(tf.concat(parts, axis=0), [tf.size(of_all), size])
+            # In worker order, one after the other: the same bits on every worker.
+            total = distinct_rows(tf.cast(rows, _wide(dtype)), of_all)
+            totals.append(DistinctRows(total.indices, tf.cast(total.values, dtype)))
+            start += room[table] * size
         return totals, _num_bytes(payload)
 
     def _reduce_rows(
-        self, own: list[_Rows], touched: list[_Touched]
-    ) -> tuple[list[tf.Tensor], tf.Tensor]:
+        self, own: list[DistinctRows], unions: list[tf.Tensor]
+    ) -> tuple[list[DistinctRows], tf.Tensor]:
         shapes = [
-            [tf.size(table.union), size]
-            for table, size in zip(touched, self._row_sizes, strict=True)
+            [tf.size(union), size] for union, size in zip(unions, self._row_sizes, strict=True)
         ]
         payload = _fuse(
             [
                 tf.scatter_nd(
-                    table.places[self._collectives.worker_index][:, tf.newaxis], rows.values, shape
+                    tf.searchsorted(union, rows.indices)[:, tf.newaxis], rows.values, shape
                 )
-                for table, rows, shape in zip(touched, own, shapes, strict=True)
+                for union, rows, shape in zip(unions, own, shapes, strict=True)
             ]
         )
         total = self._collectives.all_reduce(payload)[:-1]
         parts = tf.split(total, tf.stack([height * size for height, size in shapes]))
-        totals = [tf.reshape(part, shape) for part, shape in zip(parts, shapes, strict=True)]
+        totals = [
+            DistinctRows(union, tf.reshape(part, shape))
+            for union, part, shape in zip(unions, parts, shapes, strict=True)
+        ]
         return totals, _num_bytes(payload)
 
     def _num_elements(self, num_rows: list[tf.Tensor]) -> tf.Tensor:
@@ -169,32 +180,13 @@ class RowSparse:
         return tf.reduce_sum(tf.cast(num_rows, tf.int64) * tf.constant(self._row_sizes, tf.int64))
 
 
-class _Rows(NamedTuple):
-    """Rows of one table: distinct ascending indices ``[r]``, values ``[r, size]``."""
-
-    indices: tf.Tensor
-    values: tf.Tensor
-
-
-class _Touched(NamedTuple):
-    """The ascending union of rows ``[U]``, and where in it the rows of each worker are."""
-
-    union: tf.Tensor
-    places: list[tf.Tensor]
-
-
-def _add_duplicates(slices: tf.IndexedSlices, size: int, index_dtype: tf.DType) -> _Rows:
+def _add_duplicates(slices: tf.IndexedSlices, size: int, index_dtype: tf.DType) -> DistinctRows:
     indices = slices.indices
     if indices.dtype != index_dtype:
         indices = tf.saturate_cast(indices, index_dtype)  # what is out of range stays so
-    distinct = tf.sort(tf.unique(indices).y)
     values = tf.reshape(slices.values, [tf.size(indices), size])
-    sums = tf.math.unsorted_segment_sum(
-        tf.cast(values, _wide(values.dtype)),
-        tf.searchsorted(distinct, indices),
-        tf.size(distinct),
-    )
-    return _Rows(distinct, tf.cast(sums, values.dtype))
+    own = distinct_rows(tf.cast(values, _wide(values.dtype)), indices)
+    return DistinctRows(own.indices, tf.cast(own.values, values.dtype))
 
 
 def _encode(indices: tf.Tensor, num_rows: int, room: tf.Tensor) -> tf.Tensor:
@@ -250,11 +242,6 @@ def _fuse(tensors: list[tf.Tensor]) -> tf.Tensor:
     """Concatenates all elements, and a zero: TensorFlow's all-gather crashes if there are none."""
     padding = tf.zeros([1], tensors[0].dtype)
     return tf.concat([*(tf.reshape(tensor, [-1]) for tensor in tensors), padding], axis=0)
-
-
-def _split_columns(gathered: tf.Tensor, sizes: list[tf.Tensor]) -> list[tf.Tensor]:
-    """Cuts the payloads of all workers ``[W, m]`` into what was fused."""
-    return tf.split(gathered[:, :-1], tf.stack(sizes), axis=1)
 
 
 def _like_rows_of(values: tf.Tensor, total: tf.Tensor) -> tf.Tensor:
