@@ -143,6 +143,7 @@ def test_port_base(command_line):
         (["-n", "0", "train.py"], "-n must be at least 1, got 0"),
         (["-n", "-3", "train.py"], "-n must be at least 1, got -3"),
         (["-n", "2", "--threads", "0", "train.py"], "--threads must be at least 1, got 0"),
+        (["-n", "2", "--restarts", "-1", "train.py"], "--restarts must be at least 0, got -1"),
         (["-n", "2", "--grace", "-1", "train.py"], "--grace must be at least 0 seconds, got -1"),
         (["-n", "2", "--grace", "nan", "train.py"], "--grace must be at least 0 seconds, got nan"),
         (["-n", "2", "--env", "COLOR", "train.py"], "--env takes NAME=VALUE, got 'COLOR'"),
@@ -192,3 +193,26 @@ def test_command_line_needs_no_tensorflow(command_line):
     script = command_line.script("print('hello')")
     code, out, err = command_line.run("launch", "-n", "1", script, PYTHONPATH=str(blocker.parent))
     assert (code, out) == (0, "[worker 0] hello\n"), err
+
+
+_FAILS_TWICE = """
+    from pathlib import Path
+    runs = Path(sys.argv[1])
+    if INDEX == 1:
+        runs.write_text(runs.read_text() + "x" if runs.exists() else "x")
+        if len(runs.read_text()) <= 2:
+            sys.exit(7)
+"""
+
+
+@pytest.mark.parametrize(("restarts", "code"), [(1, 7), (2, 0), (5, 0)])
+def test_failed_workers_start_again_as_often_as_allowed(command_line, tmp_path, restarts, code):
+    runs = tmp_path / "runs"
+    script = command_line.script(_FAILS_TWICE)
+    arguments = ("launch", "-n", "2", "--restarts", str(restarts), script, str(runs))
+    actual, _, err = command_line.run(*arguments)
+    assert actual == code, err
+    assert len(runs.read_text()) == min(restarts + 1, 3)
+    assert f"restart 1 of {restarts}\n" in err
+    assert (f"restart 2 of {restarts}\n" in err) == (restarts >= 2)
+    assert "restart 3" not in err

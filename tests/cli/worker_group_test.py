@@ -237,7 +237,8 @@ def test_missing_module_fails_like_python(command_line):
 )
 def test_signal_ends_all(command_line, still_running, kill, signum):
     script = command_line.script(_SLEEPER)
-    process = command_line.start("launch", "-n", "3", script)
+    # What a signal ends is not started again.
+    process = command_line.start("launch", "-n", "3", "--restarts", "2", script)
     pids = flat(read_pids(process, workers=3))
     kill(process.pid, signum)
     code, _, err = command_line.finish(process)

@@ -171,12 +171,21 @@ def test_ways_to_train(arguments):
         assert results[0]["history"]["loss"][-1] < results[0]["history"]["loss"][0]
 
 
+@pytest.fixture(scope="module")
+def float32_residual_norms():
+    return train()[0]["residual_norms"]
+
+
 @pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16"])
-def test_mixed_precision(policy):
+def test_mixed_precision(policy, float32_residual_norms):
     results = train(f"--policy={policy}")
     assert_workers_agree(results)
     assert_learned(results[0])
     assert results[0]["iterations"] == 16
+    # What is left over is in the gradients' own units, however the loss was scaled: by 2**15.
+    norms = np.array(results[0]["residual_norms"])
+    np.testing.assert_array_less(norms, 3 * np.array(float32_residual_norms))
+    np.testing.assert_array_less(np.array(float32_residual_norms), 3 * norms)
 
 
 def test_all_workers_skip_a_step_in_which_one_overflows():

@@ -118,13 +118,13 @@ def run(args: argparse.Namespace) -> int:
       0 if all workers returned 0, the exit code of the first one that failed, 128 + signal if a
       signal ended the launcher, 2 for a refused command line, 1 if a worker cannot be started.
     """
-    for restart in range(args.restarts + 1):
-        if restart:
-            say(f"restart {restart} of {args.restarts}")
+    restarts = 0
+    while True:
         code, may_restart = _run_once(args)
-        if code == 0 or not may_restart:
-            break
-    return code
+        if code == 0 or not may_restart or restarts == args.restarts:
+            return code
+        restarts += 1
+        say(f"restart {restarts} of {args.restarts}")
 
 
 def _run_once(args: argparse.Namespace) -> tuple[int, bool]:

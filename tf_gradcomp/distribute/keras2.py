@@ -49,8 +49,8 @@ def install(keras: ModuleType) -> None:
 
 def trackables(model: Any) -> dict[str, Any]:
     """Returns what a checkpoint must hold of a compiled model, its optimizer and seeds included."""
-    # Keras leaves these out of checkpoints. Without `enable_tf_random_generator` there are none: the
-    # states are then in TensorFlow's kernels, out of reach.
+    # Keras leaves these out of checkpoints. Without `enable_tf_random_generator` there are none:
+    # the states are then in TensorFlow's kernels, out of reach.
     generators = [getattr(layer, "_random_generator", None) for layer in model._flatten_layers()]
     seeds = [getattr(generator, "_generator", None) for generator in generators]
     return {

@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Workers that come to grief, start again, and end where others do that were left in peace."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+
+import cluster
+import pytest
+
+PROGRAM = cluster.PROGRAMS / "resume.py"
+
+
+def launch(folder, *arguments, workers=2, options=()):
+    """Runs the program under `tf-gradcomp launch`; returns what it reported, and its output."""
+    folder.mkdir(exist_ok=True)
+    paths = [str(cluster.ROOT), str(cluster.ROOT / "tests" / "support")]
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join([*paths, os.environ.get("PYTHONPATH", "")]),
+        "TF_CPP_MIN_LOG_LEVEL": "2",
+    }
+    environment.pop("TF_CONFIG", None)
+    command = [sys.executable, "-m", "tf_gradcomp", "launch", "-n", str(workers), *options]
+    command += [str(PROGRAM), "--folder", str(folder), *arguments]
+    process = subprocess.run(
+        command, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        timeout=300,
+    )  # fmt: skip
+    output = process.stdout
+    assert process.returncode == 0, output[-6000:]
+    reports = re.findall(rf"\[worker (\d+)\] {cluster.RESULT_MARK}(.*)", output)
+    results = [json.loads(text) for _, text in sorted(reports)]
+    assert len(results) == workers
+    assert len({result["weights"] for result in results}) == 1
+    return results[0], output
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    result, _ = launch(tmp_path_factory.mktemp("undisturbed"))
+    assert result["epochs"] == [0, 1, 2, 3]
+    return result
+
+
+def test_a_killed_worker_starts_again_and_nothing_is_lost(undisturbed, tmp_path):
+    arguments = ("--signal", "SIGKILL", "--at", "20")
+    result, output = launch(tmp_path, *arguments, options=("--restarts", "1", "--grace", "1"))
+    assert "worker 1 was killed by SIGKILL" in output
+    assert "restart 1 of 1" in output
+    # The accident happens in the third of four epochs of eight steps.
+    assert result["epochs"] == [2, 3]
+    assert result["weights"] == undisturbed["weights"]
+    assert result["steps"] == undisturbed["steps"] == 32
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("worker", ["0", "1"])
+def test_a_stopped_worker_is_missed_and_replaced(undisturbed, tmp_path, worker):
+    arguments = ("--signal", "SIGSTOP", "--worker", worker, "--timeout", "5")
+    result, output = launch(tmp_path, *arguments, options=("--restarts", "1", "--grace", "1"))
+    assert "restart 1 of 1" in output
+    assert result["epochs"] == [1, 2, 3]
+    assert result["weights"] == undisturbed["weights"]
+
+
+def test_another_number_of_workers_goes_on_with_a_warning(tmp_path):
+    launch(tmp_path, "--epochs", "2")
+    result, output = launch(tmp_path, workers=3)
+    assert result["epochs"] == [2, 3]
+    assert "divided among 3 workers" in output
+    assert result["loss"] < 2.4
