@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -35,6 +36,8 @@ FIGURES = {
     "wire_bytes_per_step": 2e4,
     "payload_bytes": 15e3,
     "dense_bytes": 1e6,
+    "estimate_ms": 6.5,
+    "dense_estimate_ms": 70.0,
 }
 
 
@@ -258,21 +261,22 @@ def test_results_are_means_and_the_exchange_is_what_is_left():
 
 def test_table():
     dense, dct = make_results(dense=1e6, dct=1e4)
+    dense = dataclasses.replace(dense, estimate_ms=0.0)  # nothing is compressed
     header, names, *rows = bench_network.summary([dense, dct]).splitlines()
     assert header == "cnn, 2 workers, rate 1gbit, 1 intra-op threads each, 5 steps"
     assert names.startswith("method  step ms  x compute")
-    dense_row = "dense 50.0 1.25 40.0 3.0 5.0 2.0 2000.0 1.0 15.0"
+    dense_row = "dense 50.0 1.25 40.0 3.0 5.0 2.0 - 2000.0 1.0 15.0"
     assert [row.split() for row in rows] == [
         dense_row.split(),
-        ["dct", "50.0", "1.25", "40.0", "3.0", "5.0", "2.0", "20.0", "100.0", "15.0"],
+        ["dct", "50.0", "1.25", "40.0", "3.0", "5.0", "2.0", "6.5", "20.0", "100.0", "15.0"],
     ]
 
 
 def test_table_without_dense_or_computing():
     (result,) = make_results(dct=1e4)
-    text = bench_network.summary([bench_network.dataclasses.replace(result, compute_ms=0.0)])
+    text = bench_network.summary([dataclasses.replace(result, compute_ms=0.0)])
     cells = text.splitlines()[2].split()
-    assert (cells[2], cells[8]) == ("-", "-")
+    assert (cells[2], cells[9]) == ("-", "-")
 
 
 # --- A run, with workers that only look like some -----------------------------------------------
@@ -464,6 +468,10 @@ def test_fft_sends_less_in_a_network_of_1_gbit(networks, tmp_path):
     assert dense["wire_bytes_per_step"] > 12 * fft["wire_bytes_per_step"]
     # Two shapers, each of which lets a burst pass.
     assert dense["step_ms"] > 8 * dense["payload_bytes"] / 1e6 - 2
+    # The plan has measured the network. A ring of two sends a bucket once.
+    at_rate = 8 * 4 * 9216 * 352 / 1e6
+    assert 0.8 * at_rate < fft["dense_estimate_ms"] < 2 * at_rate
+    assert dense["estimate_ms"] == 0 < fft["estimate_ms"] < fft["dense_estimate_ms"]
 
 
 @pytest.mark.slow

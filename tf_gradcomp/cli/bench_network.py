@@ -85,6 +85,9 @@ class Result:
       payload_bytes: what a worker contributes to the exchange of a step, as planned, without
         sparse gradients; dense_bytes for "stock".
       dense_bytes: bytes of the same gradients as they are.
+      estimate_ms: what the plan estimates that the exchange of compressed buckets takes, work and
+        messages; 0 if there are none.
+      dense_estimate_ms: the same, if they were sent dense.
     """
 
     method: str
@@ -101,6 +104,8 @@ class Result:
     wire_bytes_per_step: float
     payload_bytes: float
     dense_bytes: float
+    estimate_ms: float
+    dense_estimate_ms: float
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -318,6 +323,7 @@ def result_of(
 
 _LEGEND = """\
 x compute: step over compute, that of the same run. exchange: step - compute - encode - decode.
+estimate: what the plan expects encode, exchange and decode of compressed buckets to take.
 wire: bytes a worker sent in a step, headers included; x dense: how often they go into dense's.
 payload: what a worker contributes, as planned, without passing on; block_sparse: an estimate."""
 
@@ -326,8 +332,8 @@ def summary(results: Sequence[Result]) -> str:
     """Returns a table of the results at one rate."""
     first = results[0]
     dense = [result.wire_bytes_per_step for result in results if result.method == worker.DENSE]
-    header = "method|step ms|x compute|compute|encode|exchange|decode|wire kB|x dense|payload kB"
-    rows = [header.split("|")]
+    header = "method|step ms|x compute|compute|encode|exchange|decode|estimate"
+    rows = [f"{header}|wire kB|x dense|payload kB".split("|")]
     for result in results:
         wire = result.wire_bytes_per_step
         rows.append(
@@ -339,6 +345,7 @@ def summary(results: Sequence[Result]) -> str:
                 f"{result.encode_ms:.1f}",
                 f"{result.exchange_ms:.1f}",
                 f"{result.decode_ms:.1f}",
+                f"{result.estimate_ms:.1f}" if result.estimate_ms else "-",
                 f"{wire / 1e3:.1f}",
                 f"{dense[0] / wire:.1f}" if dense and wire else "-",
                 f"{result.payload_bytes / 1e3:.1f}",

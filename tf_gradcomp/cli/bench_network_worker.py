@@ -94,9 +94,10 @@ def _measure(spec: str, method: str, warm_up: int, steps: int) -> dict[str, floa
 
     # What is timed gets its number of the exchange from outside of the time.
     actions: dict[str, Callable[[tf.Tensor], object]] = {"step_ms": lambda _: train()}
-    payload_bytes = dense_bytes
+    payload_bytes, estimates = dense_bytes, []
     if method != STOCK:
         payload_bytes = strategy.plans[0].payload_bytes
+        estimates = [b.estimates for b in strategy.plans[0].buckets if b.estimates]
         actions = _actions_on_parts(strategy, gradients) | actions
     if model.computes:
         actions = {"compute_ms": lambda _: compute()} | actions
@@ -132,6 +133,8 @@ def _measure(spec: str, method: str, warm_up: int, steps: int) -> dict[str, floa
         "wire_bytes_per_step": statistics.median(sent),
         "payload_bytes": payload_bytes,
         "dense_bytes": dense_bytes,
+        "estimate_ms": 1e3 * sum(own.total for own, *_ in estimates),
+        "dense_estimate_ms": 1e3 * sum(dense.total for *_, dense in estimates),
     }
 
 
