@@ -66,6 +66,20 @@ def test_a_single_worker_asks_nobody(tmp_path):
     assert BackupFolder(tmp_path / "none", None).newest() is None
 
 
+def test_later_backups_of_a_run_that_ended_are_forgotten(tmp_path):
+    """Worker 1 had made one more, which this run will make at another time, and worker 0 not."""
+    make(tmp_path, w0of2=[8], w1of2=[8, 16], w0of3=[8, 24])
+
+    def go_on(collectives):
+        folder = BackupFolder(tmp_path, collectives)
+        folder.forget_after(folder.newest().step)
+
+    loopback.run_workers(2, go_on)
+    assert sorted(path.name for path in tmp_path.glob("*/*16*")) == []
+    assert sorted(path.name for path in tmp_path.glob("*/*24*")) == []
+    assert len(list(tmp_path.glob("*/step-8.*"))) == 6
+
+
 def test_all_backups_are_deleted_in_the_end_and_nothing_else(tmp_path):
     make(tmp_path, w0of2=[8], w1of2=[8], w0of3=[8])
     (tmp_path / "notes").touch()

@@ -13,6 +13,7 @@ import tensorflow as tf
 from absl import logging as absl_logging
 
 from tf_gradcomp import exchange_state
+from tf_gradcomp.agreement import PlanMismatchError
 from tf_gradcomp.checkpoint import ExchangeState
 from tf_gradcomp.exchange_state import BucketState, PlanState, WorkerState
 from tf_gradcomp.policy import Policy, VariableInfo
@@ -107,7 +108,10 @@ def left_over(reducer):
                 continue
             left = exchange.residuals[0]
             if hasattr(exchange, "_transport") and hasattr(exchange._transport, "merge"):
-                left = exchange._transport.merge([r.read_value() for r in exchange.residuals])
+                left = exchange._transport.merge(
+                    [r.read_value() for r in exchange.residuals],
+                    reducer.collectives.worker_index,
+                )
                 transform = exchange._transform
                 if exchange._choice is not None:
                     transform = transform.at(exchange._choice)
@@ -218,6 +222,99 @@ def test_bytes_hold_all_of_a_state():
     for copy in read.plans[0].buckets:
         assert copy[:3] == bucket[:3]
         np.testing.assert_equal(dict(copy.arrays), arrays)
+
+
+@pytest.mark.parametrize("data", [b"", b"PK\x03\x04 and more", b"no archive at all"])
+def test_other_bytes_are_refused(data):
+    with pytest.raises(ValueError):
+        exchange_state.from_bytes(data)
+
+
+def test_what_does_not_fit_is_forgotten_also_after_the_first_step():
+    def work(collectives):
+        job = Job(collectives, "acpsgd:rank=2")
+        job.steps(1)
+        saved = job.state.serialize()
+        other = Job(collectives, "acpsgd:rank=3")
+        other.steps(7)
+        other.state.deserialize(saved)
+        (bucket,) = other.reducer.state().plans[0].buckets
+        assert set(bucket.arrays) == {"residual_0", "factor_0", "factor_1", "factor_2", "factor_3"}
+        assert not any(array.any() for array in bucket.arrays.values())
+
+    loopback.run_workers(2, work)
+
+
+def test_what_no_exchange_has_asked_for_is_saved_again():
+    """Of two models, one of which is not trained before the next checkpoint."""
+
+    def work(collectives):
+        job = Job(collectives, "topk:density=0.1")
+        job.steps(1)
+        saved = job.state.serialize()
+        other = Job(collectives, "topk:density=0.1")
+        other.state.deserialize(saved)
+        again = Job(collectives, "topk:density=0.1")
+        again.state.deserialize(other.state.serialize())
+        assert other.reducer.state().plans
+        return job.steps(2), again.steps(2)
+
+    for expected, actual in loopback.run_workers(2, work):
+        np.testing.assert_equal(actual, expected)
+
+
+@pytest.mark.parametrize("spec", ["dct:density=0.1", "randomk:density=0.1", "acpsgd:rank=2"])
+@pytest.mark.parametrize("before", [True, False])
+def test_a_state_of_another_step_is_an_error_on_all_workers(spec, before):
+    def work(collectives):
+        job = Job(collectives, spec)
+        job.steps(1)
+        early = job.state.serialize()
+        job.steps(2, 3)
+        late = job.state.serialize()
+        other = Job(collectives, spec)
+        if not before:
+            other.steps(1)
+
+        def go_on():
+            other.state.deserialize([early, late][collectives.worker_index])
+            other.steps(4)
+
+        with pytest.raises(PlanMismatchError, match="what to go on from"):
+            go_on()
+
+    loopback.run_workers(2, work)
+
+
+@pytest.mark.parametrize(
+    ("chosen", "message"),
+    [
+        ([0, 1], "worker 0 of 3, but was given as that of worker 0 of 2"),
+        ([0, 2, 1], "worker 2 of 3, but was given as that of worker 1 of 3"),
+        ([0, 1, 3], "not of the same step"),
+    ],
+)
+def test_checkpoints_must_be_of_all_workers_and_of_one_step(chosen, message, tmp_path):
+    def work(collectives):
+        job = Job(collectives, "randomk:density=0.1")
+        job.steps(1)
+        checkpoint, prefix = tf.train.Checkpoint(exchange=job.state), f"{collectives.worker_index}"
+        early = checkpoint.write(str(tmp_path / prefix))
+        job.steps(2)
+        return early, checkpoint.write(str(tmp_path / f"{prefix}-late"))
+
+    outcomes = loopback.run_workers(3, work)
+    paths = [early for early, _ in outcomes] + [outcomes[2][1]]
+    state = ExchangeState(SimpleNamespace(extended=SimpleNamespace(reducer=None)))
+    with pytest.raises(ValueError, match=message):
+        state.resume_from([paths[index] for index in chosen])
+
+
+def test_a_single_worker_says_what_is_lost(caplog, tmp_path):
+    paths = [path for path, _ in save("topk:density=0.1", 2, tmp_path)]
+    state = ExchangeState(SimpleNamespace(extended=SimpleNamespace(reducer=None)))
+    text = warnings_of(caplog, lambda: state.resume_from(paths))
+    assert "what the residuals of 2 workers hold is lost" in text
 
 
 def test_a_later_format_is_refused():

@@ -95,11 +95,11 @@ def test_error_feedback_is_on_for_biased_codecs_only():
             [
                 "transport of 'topk'",
                 "integer, got 'all_reduce'",
-                "bfloat16 and float16 and identity",
+                "bfloat16, float16, identity",
             ],
         ),
         ("topk:density=1.0,values=float16,transport=all_reduce", ["got 'all_reduce', which is"]),
-        ("float8_e4m3:transport=all_reduce", ["float16 and identity only"]),
+        ("float8_e4m3:transport=all_reduce", ["bfloat16, float16, identity only"]),
         ("powersgd:transport=all_reduce", ["transport of 'powersgd' must be auto"]),
         ("powersgd:transport=all_gather", ["transport of 'powersgd' must be auto"]),
         ("none:transport=all_gather", ["transport of 'none' must be auto"]),

@@ -106,7 +106,8 @@ def test_of_buckets_of_about_one_size_one_is_measured(monkeypatch):
 @pytest.mark.parametrize(
     "spec",
     ["fft", "dct", "randomk", "natural", "powersgd", "acpsgd"]
-    + [f"topk:transport={name}" for name in ("scatter_reduce", "block_sparse", "integer")],
+    + [f"topk:transport={name}" for name in ("scatter_reduce", "block_sparse", "integer")]
+    + ["float16:transport=all_reduce"],
 )
 def test_every_kind_of_exchange_can_be_measured(spec):
     """With dense gradients of any type, and while a graph is traced."""

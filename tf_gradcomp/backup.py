@@ -19,6 +19,7 @@ _KEPT = 2  # a worker may end between another worker's backup and its own
 _NAME = "step"
 _FOLDER = re.compile(r"worker-(\d+)-of-(\d+)")
 _INDEX = re.compile(rf"{_NAME}-(\d+)\.index")
+_FILE = re.compile(rf"{_NAME}-(\d+)\.")
 
 
 class Backup(NamedTuple):
@@ -79,8 +80,27 @@ class BackupFolder:
         common = set.intersection(*usable)
         return max(common, key=lambda b: (b.step, b.num_workers == self.num_workers), default=None)
 
+    def forget_after(self, step: int) -> None:
+        """Deletes later backups of this worker, and on worker 0 those of other numbers of workers.
+
+        They belong to a run that ended before all workers had made them, and would be taken for
+        this run's.
+        """
+        for folder, num_workers, index in self._folders():
+            others = num_workers != self.num_workers and self._worker_index == 0
+            if others or (num_workers, index) == (self.num_workers, self._worker_index):
+                for name in _list(folder):
+                    match = _FILE.match(name)
+                    if match and int(match[1]) > step:
+                        (folder / name).unlink(missing_ok=True)
+
     def delete(self) -> None:
-        """Deletes this worker's backups, and on worker 0 those of other numbers of workers."""
+        """Deletes this worker's backups, and on worker 0 those of other numbers of workers.
+
+        All workers must call it together: none of them needs the backups any more.
+        """
+        if self._collectives is not None:
+            self._collectives.gather_text("done")
         for folder, num_workers, index in self._folders():
             others = num_workers != self.num_workers and self._worker_index == 0
             if others or (num_workers, index) == (self.num_workers, self._worker_index):
@@ -90,7 +110,7 @@ class BackupFolder:
         """What this worker could go on from, as far as it can see."""
         steps: dict[int, dict[int, set[int]]] = {}
         for folder, num_workers, index in self._folders():
-            matches = (_INDEX.fullmatch(name) for name in os.listdir(folder))
+            matches = (_INDEX.fullmatch(name) for name in _list(folder))
             steps.setdefault(num_workers, {})[index] = {int(m[1]) for m in matches if m}
         for num_workers, of_worker in steps.items():
             if num_workers == self.num_workers:
@@ -112,3 +132,11 @@ class BackupFolder:
 
     def _folder(self, num_workers: int, index: int) -> str:
         return os.fspath(self._path / f"worker-{index}-of-{num_workers}")
+
+
+def _list(folder: Path) -> list[str]:
+    """Returns the names of a folder's files; none if another worker has just deleted it."""
+    try:
+        return os.listdir(folder)
+    except FileNotFoundError:
+        return []

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import statistics
 import time
@@ -174,7 +175,8 @@ class BackupAndRestore(tf.keras.callbacks.Callback):
     not, bit for bit, if each epoch sees the same data in both.
 
     Another number of workers can go on, too, if all of them see the folder: weights are those
-    of worker 0, and the residuals are divided such that their sum stays, with a warning.
+    of worker 0, and the residuals are divided such that their sum stays, with a warning. What
+    other callbacks remember, such as ``ReduceLROnPlateau``, begins anew.
 
     Give it to ``model.fit`` on every worker, of a model that is built and compiled inside of the
     strategy's scope.
@@ -186,7 +188,8 @@ class BackupAndRestore(tf.keras.callbacks.Callback):
       delete_checkpoint: whether to delete the backups when ``fit`` has ended.
 
     Raises:
-      ValueError: ``save_freq`` is neither.
+      ValueError: ``save_freq`` is neither; or, when ``fit`` begins, the backup is of another model
+        or optimizer.
     """
 
     def __init__(
@@ -221,20 +224,26 @@ class BackupAndRestore(tf.keras.callbacks.Callback):
         collectives = None if reducer is None else reducer.collectives
         self._adapter = keras_adapters.adapter_of(self.model)
         self._folder = backup.BackupFolder(self._backup_dir, collectives)
-        self._progress = checkpoint.Progress()
-        self._exchange = checkpoint.ExchangeState(strategy)
-        shared = {**self._adapter.trackables(self.model), "progress": self._progress}
-        self._manager = self._folder.manager(tf.train.Checkpoint(**shared, exchange=self._exchange))
+        trackables = self._adapter.trackables(self.model)
+        self._progress = checkpoint.Progress(_description(self.model))
+        exchange = checkpoint.ExchangeState(strategy)
         self._steps = self._last_batch = 0
         newest = self._folder.newest()
+        self._folder.forget_after(0 if newest is None else newest.step)
+        everything = tf.train.Checkpoint(**trackables, progress=self._progress, exchange=exchange)
+        self._manager = self._folder.manager(everything)
         if newest is None:
             return
         if newest.num_workers == self._folder.num_workers:
-            self._manager.checkpoint.restore(self._folder.own_checkpoint(newest))
+            path = self._folder.own_checkpoint(newest)
+            self._check(path)
+            everything.restore(path).assert_existing_objects_matched()
         else:
             paths = self._folder.checkpoints(newest)
-            tf.train.Checkpoint(**shared).restore(paths[0]).expect_partial()
-            self._exchange.resume_from(paths)
+            self._check(paths[0])
+            shared = tf.train.Checkpoint(**trackables, progress=self._progress)
+            shared.restore(paths[0]).assert_existing_objects_matched()
+            exchange.resume_from(paths)
         self._steps = newest.step
         self._adapter.start_at(self.model, self._progress.epoch)
         logging.info(
@@ -267,6 +276,29 @@ class BackupAndRestore(tf.keras.callbacks.Callback):
 
     def _save(self) -> None:
         self._manager.save(checkpoint_number=self._steps)
+
+    def _check(self, path: str) -> None:
+        """Raises ValueError unless a backup is of such a model."""
+        saved = checkpoint.Progress()
+        tf.train.Checkpoint(progress=saved).restore(path).expect_partial()
+        for there, here in itertools.zip_longest(saved.description, self._progress.description):
+            if there is None or here is None or there[1] != here[1]:
+                raise ValueError(
+                    f"backup {path} is of another model or optimizer: it has {_said(there)}, and "
+                    f"here is {_said(here)}. Delete the backup, or give another backup_dir."
+                )
+
+
+def _description(model: Any) -> list[tuple[str, str]]:
+    """Returns what a backup must have in common with the model, with labels for people."""
+    weights = [
+        (getattr(weight, "path", weight.name), f"{tuple(weight.shape)}") for weight in model.weights
+    ]
+    return [*weights, ("optimizer", type(model.optimizer).__name__)]
+
+
+def _said(part: tuple[str, str] | None) -> str:
+    return "nothing more" if part is None else f"{part[0]}: {part[1]}"
 
 
 def _write_scalar(name: str, value: float, step: int) -> None:

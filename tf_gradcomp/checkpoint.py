@@ -45,9 +45,10 @@ class ExchangeState(tf.train.experimental.PythonState):
 
     def deserialize(self, data: bytes) -> None:
         """Goes on from this worker's state."""
-        if self._reducer is None:
-            return
         state = exchange_state.from_bytes(data)
+        if self._reducer is None:
+            _warn_of_loss([state])
+            return
         here = self._reducer.collectives
         if (state.num_workers, state.worker_index) != (here.num_workers, here.worker_index):
             logging.warning(
@@ -74,42 +75,76 @@ class ExchangeState(tf.train.experimental.PythonState):
           name: name of this object in the checkpoint.
 
         Raises:
-          ValueError: a checkpoint does not hold it.
+          ValueError: a checkpoint does not hold it, or they are not one of each worker and of one
+            step.
         """
+        states = [_read(os.fspath(checkpoint), name) for checkpoint in checkpoints]
+        _check_complete(states, checkpoints)
         if self._reducer is None:
+            _warn_of_loss(states)
             return
         here = self._reducer.collectives
-        own = range(here.worker_index, len(checkpoints), here.num_workers)
-        states = [_read(os.fspath(checkpoints[index]), name) for index in own]
-        if not states:
-            states = [exchange_state.without_residuals(_read(os.fspath(checkpoints[0]), name))]
-        if len(checkpoints) != here.num_workers:
+        own = range(here.worker_index, len(states), here.num_workers)
+        if len(states) != here.num_workers:
             logging.warning(
                 "The state of %d workers' exchanges is divided among %d workers: this one goes on "
                 "from that of workers %s.",
-                len(checkpoints),
+                len(states),
                 here.num_workers,
                 ", ".join(map(str, own)) or "none",
             )
-        self._reducer.restore(states)
+        mine = [states[index] for index in own]
+        self._reducer.restore(mine or [exchange_state.without_residuals(states[0])])
+
+
+def _check_complete(
+    states: Sequence[WorkerState], checkpoints: Sequence[str | os.PathLike[str]]
+) -> None:
+    counts = [[plan.num_exchanges for plan in state.plans] for state in states]
+    for index, (state, checkpoint) in enumerate(zip(states, checkpoints, strict=True)):
+        if (state.num_workers, state.worker_index) != (len(states), index):
+            raise ValueError(
+                f"checkpoint {os.fspath(checkpoint)} is of worker {state.worker_index} of "
+                f"{state.num_workers}, but was given as that of worker {index} of {len(states)}: "
+                "give those of all workers, in order"
+            )
+        if counts[index] != counts[0]:
+            raise ValueError(
+                f"checkpoints {os.fspath(checkpoints[0])} and {os.fspath(checkpoint)} are not of "
+                "the same step"
+            )
+
+
+def _warn_of_loss(states: Sequence[WorkerState]) -> None:
+    if any(plan.buckets for state in states for plan in state.plans):
+        logging.warning(
+            "A single worker exchanges nothing: what the residuals of %d workers hold is lost.",
+            states[0].num_workers,
+        )
 
 
 class Progress(tf.train.experimental.PythonState):
-    """How far training has come.
+    """What is trained, and how far it has come.
 
     Attributes:
+      description: what must be the same for a checkpoint to fit: label and value of each part.
       epoch: the epoch under way or, between epochs, the next one.
     """
 
-    epoch = 0
+    def __init__(self, description: Sequence[tuple[str, str]] = ()) -> None:
+        super().__init__()
+        self.description = list(description)
+        self.epoch = 0
 
     def serialize(self) -> bytes:
         """Returns it as JSON."""
-        return json.dumps({"epoch": self.epoch}).encode()
+        return json.dumps({"description": self.description, "epoch": self.epoch}).encode()
 
     def deserialize(self, data: bytes) -> None:
         """Reads what ``serialize`` returned."""
-        self.epoch = json.loads(data)["epoch"]
+        values = json.loads(data)
+        self.description = [(label, value) for label, value in values["description"]]
+        self.epoch = values["epoch"]
 
 
 class _Reader(tf.train.experimental.PythonState):

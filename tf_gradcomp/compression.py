@@ -87,7 +87,7 @@ class Compression:
             is_addable = codec.addable is not None
             allowed += [name for name in TRANSPORTS if is_addable or name not in adding]
         if self.transport not in allowed:
-            can_be_added = f", which is for {' and '.join(registry.addable())} only"
+            can_be_added = f", which is for {', '.join(registry.addable())} only"
             raise ValueError(
                 f"transport of {self.codec!r} must be {' or '.join(allowed)}, "
                 f"got {self.transport!r}{can_be_added if self.transport in adding else ''}"

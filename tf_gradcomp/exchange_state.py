@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import io
 import json
+import zipfile
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -89,34 +90,51 @@ class SavedStates:
 
     def __init__(self, states: Sequence[WorkerState]) -> None:
         """Takes the states of workers that one worker now stands for; all had the same plans."""
-        self._states = states
-        self._numbers = list(range(min(len(state.plans) for state in states)))
+        plans = zip(*(state.plans for state in states), strict=True)
+        self._waiting = [SavedPlan(list(zip(states, parts, strict=True))) for parts in plans]
+
+    def __len__(self) -> int:
+        """How many plans wait."""
+        return len(self._waiting)
 
     def take(self, variables: tuple[str, ...]) -> SavedPlan | None:
         """Returns what was saved for a plan of these variables, once."""
-        for number in self._numbers:
-            if self._states[0].plans[number].variables == variables:
-                self._numbers.remove(number)
-                return SavedPlan([(state, state.plans[number]) for state in self._states])
+        for plan in self._waiting:
+            if plan.variables == variables:
+                self._waiting.remove(plan)
+                return plan
         return None
+
+    def waiting(self) -> list[PlanState]:
+        """Returns what no exchange has asked for yet, if it belonged to a single worker."""
+        return [plan.parts[0][1] for plan in self._waiting if len(plan.parts) == 1]
 
 
 class SavedPlan:
-    """What was saved for one plan, on one or more workers."""
+    """What was saved for one plan, on one or more workers.
+
+    Attributes:
+      parts: the state of each of these workers, and what it holds of the plan.
+    """
 
     def __init__(self, parts: Sequence[tuple[WorkerState, PlanState]]) -> None:
-        self._parts = parts
+        self.parts = parts
+
+    @property
+    def variables(self) -> tuple[str, ...]:
+        """The names of its variables."""
+        return self.parts[0][1].variables
 
     @property
     def num_exchanges(self) -> int:
         """Exchanges so far."""
-        return self._parts[0][1].num_exchanges
+        return self.parts[0][1].num_exchanges
 
     def shares(self, key: tuple[object, ...]) -> list[Share]:
         """Returns what was saved for the bucket with this ``BucketState.key``; may be nothing."""
         return [
             Share(state.num_workers, state.worker_index, bucket.transport, bucket.arrays)
-            for state, plan in self._parts
+            for state, plan in self.parts
             for bucket in plan.buckets
             if bucket.key == key
         ]
@@ -161,6 +179,13 @@ def from_bytes(data: bytes) -> WorkerState:
     Raises:
       ValueError: it is no such state, or of a later format.
     """
+    try:
+        return _from_bytes(data)
+    except (EOFError, KeyError, zipfile.BadZipFile) as error:
+        raise ValueError(f"these bytes are no state of exchanges: {error}") from None
+
+
+def _from_bytes(data: bytes) -> WorkerState:
     with np.load(io.BytesIO(data), allow_pickle=False) as archive:
         header = json.loads(archive[_HEADER].tobytes())
         if header["format"] != _FORMAT:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, NamedTuple, TypeAlias
+from typing import ClassVar, NamedTuple, TypeAlias
 
 import numpy as np
 import tensorflow as tf
@@ -100,7 +100,7 @@ class CompressedExchange:
             for name, residual in _by_name(RESIDUAL, self.residuals).items():
                 residual.assign(share.arrays[name])
             return
-        merged = [_merged_residual(share, self._collectives.device) for share in shares]
+        merged = list(map(_merged_residual, shares))
         self.residuals[0].assign(tf.add_n(merged))
         for variable in self.residuals[1:]:
             variable.assign(tf.zeros_like(variable))
@@ -157,7 +157,7 @@ class CompressedExchange:
             return new, []
 
         def move() -> list[tf.Tensor]:
-            left = self._transport.merge(residuals)
+            left = self._transport.merge(residuals, self._collectives.worker_index)
             elements = self._transform.at(old).inverse(left, self.bucket.num_elements)
             moved = self._transform.at(new).forward(elements)
             return [moved, *map(tf.zeros_like, residuals[1:])]
@@ -319,20 +319,11 @@ def _by_name(name: str, variables: Sequence[tf.Variable]) -> dict[str, tf.Variab
     return {f"{name}_{number}": variable for number, variable in enumerate(variables)}
 
 
-class _Place(NamedTuple):
-    """A worker of another cluster: ``Collectives`` as far as a transport's ``merge`` needs them."""
-
-    num_workers: int
-    worker_index: int
-    device: str
-
-
-def _merged_residual(share: Share, device: str) -> tf.Tensor:
-    place: Any = _Place(share.num_workers, share.worker_index, device)
+def _merged_residual(share: Share) -> tf.Tensor:
     residuals = [
         tf.constant(array) for name, array in share.arrays.items() if name.startswith(RESIDUAL)
     ]
-    return TRANSPORTS[share.transport](place).merge(residuals)
+    return TRANSPORTS[share.transport].merge(residuals, share.worker_index)
 
 
 Exchange: TypeAlias = CompressedExchange | LowRankExchange | DenseExchange | RowSparseExchange

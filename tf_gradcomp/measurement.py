@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tf_gradcomp.agreement import Fact, require_agreement
 from tf_gradcomp.codecs.base import Draw
-from tf_gradcomp.costs import AssumedCosts, Link, Network
+from tf_gradcomp.costs import BYTES_PER_WORD, AssumedCosts, Link, Network
 from tf_gradcomp.distribute import compat
 from tf_gradcomp.exchanges import make_exchange
 from tf_gradcomp.plan import Bucket, Plan
@@ -23,8 +23,7 @@ _FIRST_BYTES = 1 << 16  # enough for a slow network, where more would take long
 _MOST_BYTES = 1 << 24
 _ENOUGH_SECONDS = 0.05  # for a message from which the bandwidth is read
 _SIZE_RATIO = 4  # buckets of sizes no further apart work equally fast
-# Views are not compared at these numbers of the exchange, and methods that alternate do.
-_FIRST_STEP = 33
+_FIRST_STEP = 33  # views are not compared at this number of the exchange, nor at the next
 
 
 class MeasuredCosts:
@@ -90,7 +89,7 @@ def _measure_link(collectives: Collectives, send: Callable[[float], tf.Tensor]) 
 
     def seconds(num_bytes: float) -> float:
         def once() -> None:
-            send(num_bytes / 4).numpy()
+            send(num_bytes / BYTES_PER_WORD).numpy()
 
         once()
         return _slowest(collectives, _least_seconds(once))
@@ -123,13 +122,13 @@ def measure_work(
             # A little of each: who reads that has waited for all of them.
             return tf.concat([tf.cast(tf.reshape(t, [-1])[:1], tf.float32) for t in results], 0)
 
-        steps = iter(range(_FIRST_STEP, _FIRST_STEP + 1 + _REPEATS))
+        def twice() -> None:
+            # Methods that alternate do something else every other time.
+            for step in (_FIRST_STEP, _FIRST_STEP + 1):
+                run(gradients, tf.constant(step)).numpy()
 
-        def once() -> None:
-            run(gradients, tf.constant(next(steps))).numpy()
-
-        once()
-        return _least_seconds(once)
+        twice()
+        return _least_seconds(twice) / 2
 
 
 def _least_seconds(action: Callable[[], None]) -> float:

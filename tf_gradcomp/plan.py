@@ -99,11 +99,8 @@ class Plan:
         facts = []
         for index, variable in enumerate(self.variables):
             bucket = self.buckets[bucket_of[index]]
-            shape = "x".join(map(str, variable.shape)) or "scalar"
-            if variable.hidden:
-                shape += f" (flattened {'x'.join(map(str, variable.hidden))})"
             how = f"{bucket.how} {bucket.transport}".rstrip()
-            value = f"{shape} {variable.dtype} bucket {bucket_of[index]} {how}"
+            value = f"{_type(variable)} bucket {bucket_of[index]} {how}"
             facts.append(Fact(variable.name, value))
         return facts
 
@@ -132,6 +129,15 @@ class Plan:
             f"ratio {self.compression_ratio:.1f}" + (", and the rows touched" if has_rows else "")
         )
         return "\n".join(lines)
+
+
+def variable_facts(variables: Sequence[VariableInfo], policy: Policy) -> list[Fact]:
+    """Returns what the workers must agree on before they make a plan, one fact per variable."""
+    facts = []
+    for variable in variables:
+        how = policy.compression_for(variable) or ("row-sparse" if variable.sparse else "dense")
+        facts.append(Fact(variable.name, f"{_type(variable)} {how}"))
+    return facts
 
 
 def make_plan(
@@ -362,6 +368,13 @@ def _row_sparse_buckets(variables: Sequence[VariableInfo], indices: list[int]) -
         )
         for dtype, members in fused.items()
     ]
+
+
+def _type(variable: VariableInfo) -> str:
+    shape = "x".join(map(str, variable.shape)) or "scalar"
+    if variable.hidden:
+        shape += f" (flattened {'x'.join(map(str, variable.hidden))})"
+    return f"{shape} {variable.dtype}"
 
 
 def _table(variable: VariableInfo) -> str:

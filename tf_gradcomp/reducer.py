@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
@@ -12,10 +13,16 @@ from absl import logging
 
 from tf_gradcomp import plan as plan_lib
 from tf_gradcomp import state
-from tf_gradcomp.agreement import require_agreement
+from tf_gradcomp.agreement import Fact, require_agreement
 from tf_gradcomp.codecs.base import Draw
 from tf_gradcomp.costs import Costs
-from tf_gradcomp.exchange_state import BucketState, PlanState, SavedStates, WorkerState
+from tf_gradcomp.exchange_state import (
+    RESIDUAL,
+    BucketState,
+    PlanState,
+    SavedStates,
+    WorkerState,
+)
 from tf_gradcomp.exchanges import (
     CompressedExchange,
     Exchange,
@@ -102,6 +109,8 @@ class GradientReducer:
     def state(self) -> WorkerState:
         """Returns what all exchanges of this worker remember."""
         plans = [entry.state() for entry in self._entries.values() if entry.is_alive()]
+        if self._saved is not None:
+            plans += self._saved.waiting()
         return WorkerState(
             self.collectives.num_workers, self.collectives.worker_index, tuple(plans)
         )
@@ -109,16 +118,23 @@ class GradientReducer:
     def restore(self, states: Sequence[WorkerState]) -> None:
         """Goes on from saved states, now or when the variables are first exchanged.
 
-        What does not fit begins anew, with a warning.
+        What does not fit begins anew, with a warning. All workers must call it together.
 
         Args:
           states: of this worker; or, of a cluster of another size, those of its workers that this
             one stands for. Each is to be given to one worker.
+
+        Raises:
+          PlanMismatchError: what must be the same on all workers is not: their states are not of
+            the same step.
         """
         self._saved = SavedStates(states)
-        for entry in self._entries.values():
-            if entry.is_alive():
-                entry.restore(self._saved)
+        entries = [entry for entry in self._entries.values() if entry.is_alive()]
+        for entry in entries:
+            entry.restore(self._saved)
+        require_agreement(
+            self.collectives, "what to go on from", [entry.common_fact() for entry in entries]
+        )
 
     def reduce(
         self,
@@ -182,8 +198,12 @@ class GradientReducer:
         key = (tuple(owners), tuple(variable._replace(hidden=()) for variable in variables))
         if key not in self._entries or not self._entries[key].is_alive():
             num_workers = self.collectives.num_workers
+            # Before the plan, too: to make it workers exchange measurements, which must match.
+            subject = "what to exchange for each variable"
+            facts = plan_lib.variable_facts(variables, self.policy)
+            require_agreement(self.collectives, subject, facts)
             plan = plan_lib.make_plan(variables, self.policy, num_workers, self._costs)
-            require_agreement(self.collectives, "what to exchange for each variable", plan.facts())
+            require_agreement(self.collectives, subject, plan.facts())
             logging.info("Gradient exchange plan:\n%s", plan.summary())
             # The residuals of models that are gone would otherwise fill the memory.
             self._entries = {k: entry for k, entry in self._entries.items() if entry.is_alive()}
@@ -192,10 +212,12 @@ class GradientReducer:
             ]
             needs_counter = any(exchange.needs_step for exchange in exchanges)
             counter = state.local_integers((), "exchanges") if needs_counter else None
-            self._entries[key] = _Entry(plan, exchanges, counter, tuple(owners.values()))
-            if self._saved is not None:
-                with tf.init_scope():
-                    self._entries[key].restore(self._saved)
+            entry = _Entry(plan, exchanges, counter, tuple(owners.values()))
+            with tf.init_scope():
+                if self._saved:
+                    entry.restore(self._saved)
+                require_agreement(self.collectives, "what to go on from", [entry.common_fact()])
+            self._entries[key] = entry
         return self._entries[key]
 
 
@@ -226,14 +248,13 @@ class _Entry(NamedTuple):
             for exchange in self.exchanges
             if exchange.memory
         ]
-        num_exchanges = 0 if self.counter is None else int(self.counter)
-        return PlanState(self._names, num_exchanges, tuple(buckets))
+        return PlanState(self._names, self._num_exchanges, tuple(buckets))
 
     def restore(self, saved: SavedStates) -> None:
-        """Goes on from what was saved of these variables, if anything was."""
+        """Goes on from what was saved of these variables; what does not fit begins anew."""
         plan = saved.take(self._names)
-        if plan is not None and self.counter is not None:
-            self.counter.assign(plan.num_exchanges)
+        if self.counter is not None:
+            self.counter.assign(0 if plan is None else plan.num_exchanges)
         for exchange in self.exchanges:
             if not exchange.memory:
                 continue
@@ -242,12 +263,28 @@ class _Entry(NamedTuple):
             if shares:
                 exchange.restore(shares)
                 continue
+            for variable in exchange.memory.values():
+                variable.assign(tf.zeros_like(variable))
             logging.warning(
                 "Of what was saved, nothing fits the exchange by %s of %s: its residuals begin "
                 "with zeros.",
                 exchange.bucket.how,
                 ", ".join(name for name, _ in key[0]),
             )
+
+    def common_fact(self) -> Fact:
+        """Returns what exchanges remember that must be the same on all workers."""
+        digest = hashlib.sha256()
+        for exchange in self.exchanges:
+            for name, variable in exchange.memory.items():
+                if not name.startswith(RESIDUAL):
+                    digest.update(name.encode() + variable.numpy().tobytes())
+        label = f"exchanges of {self._names[0]} and {len(self._names) - 1} more variables"
+        return Fact(label, f"{self._num_exchanges} so far, state {digest.hexdigest()[:16]}")
+
+    @property
+    def _num_exchanges(self) -> int:
+        return 0 if self.counter is None else int(self.counter)
 
     @property
     def _names(self) -> tuple[str, ...]:

@@ -6,8 +6,15 @@ import pytest
 
 pytestmark = pytest.mark.distributed
 
-# Deterministic; random, by the number of the step; by the parity of the step; not compressed.
-SPECS = ["topk:scope=layer", "natural:scope=layer", "acpsgd:rank=1,scope=layer", "none"]
+# Deterministic; random, by the number of the step; by the parity of the step; in views that are
+# compared now and then; not compressed.
+SPECS = [
+    "topk:scope=layer",
+    "natural:scope=layer",
+    "acpsgd:rank=1,scope=layer",
+    "dct:scope=layer",
+    "none",
+]
 
 
 @pytest.fixture(scope="module")

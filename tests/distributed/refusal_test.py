@@ -22,8 +22,8 @@ def test_different_models_are_refused_before_the_first_exchange():
     for outcome in cluster.run_cluster("probe", arguments):
         assert outcome.code not in (0, None)
         assert "PlanMismatchError" in outcome.output
-        assert "kernel: 100x100 float32" in outcome.output
-        assert "worker 1: nothing" in outcome.output
+        assert "kernel: 100x100 float32 fft:scope=layer" in outcome.output
+        assert "kernel: 100x2000 float32 fft:scope=layer" in outcome.output
 
 
 def test_a_late_worker_is_an_error_within_the_timeout():

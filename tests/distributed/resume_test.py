@@ -10,6 +10,8 @@ import sys
 import cluster
 import pytest
 
+pytestmark = pytest.mark.distributed
+
 PROGRAM = cluster.PROGRAMS / "resume.py"
 
 
@@ -66,8 +68,24 @@ def test_a_stopped_worker_is_missed_and_replaced(undisturbed, tmp_path, worker):
 
 
 def test_another_number_of_workers_goes_on_with_a_warning(tmp_path):
-    launch(tmp_path, "--epochs", "2")
-    result, output = launch(tmp_path, workers=3)
+    before, _ = launch(tmp_path, "--epochs", "2")
+    result, output = launch(tmp_path, "--delete", workers=3)
     assert result["epochs"] == [2, 3]
     assert "divided among 3 workers" in output
-    assert result["loss"] < 2.4
+    assert result["loss"] < before["loss"]
+    assert list((tmp_path / "backups").iterdir()) == []
+
+
+@pytest.mark.slow
+def test_backups_within_an_epoch_begin_it_again(tmp_path):
+    arguments = ("--signal", "SIGKILL", "--at", "14", "--save-freq", "5")
+    result, _ = launch(tmp_path, *arguments, options=("--restarts", "1", "--grace", "1"))
+    assert result["epochs"] == [1, 2, 3]
+    assert result["steps"] == 10 + 3 * 8
+
+
+@pytest.mark.slow
+def test_a_backup_of_another_model_is_refused(tmp_path):
+    launch(tmp_path, "--epochs", "1")
+    with pytest.raises(AssertionError, match="is of another model or optimizer"):
+        launch(tmp_path, "--units", "65")

@@ -74,4 +74,6 @@ class _StartingEpoch:
 
 def start_at(model: Any, epoch: int | None) -> None:
     """Lets ``fit``, which has begun, start at an epoch; ``None`` for the one it was called with."""
+    if not hasattr(model, "_training_state"):
+        raise ImportError(f"tf_gradcomp needs Model._training_state; supported: {SUPPORTED}")
     model._training_state = None if epoch is None else _StartingEpoch(epoch)

@@ -179,4 +179,6 @@ def trackables(model: Any) -> dict[str, Any]:
 
 def start_at(model: Any, epoch: int | None) -> None:
     """Lets ``fit``, which has begun, start at an epoch; ``None`` for the one it was called with."""
+    if not hasattr(model, "_initial_epoch"):
+        raise ImportError(f"tf_gradcomp needs Model._initial_epoch; supported: {SUPPORTED}")
     model._initial_epoch = epoch

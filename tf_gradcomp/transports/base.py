@@ -178,7 +178,8 @@ class Transport(Protocol):
         """
         ...
 
-    def merge(self, residuals: Sequence[tf.Tensor]) -> tf.Tensor:
+    @staticmethod
+    def merge(residuals: Sequence[tf.Tensor], worker_index: int) -> tf.Tensor:
         """Returns a first residual that stands for all, if the others are zero from now on."""
         ...
 

@@ -54,10 +54,11 @@ class ScatterReduce:
         """Returns two shapes: what this worker's payloads lost, and what that of its sum did."""
         return [shape, shard_shape]
 
-    def merge(self, residuals: Sequence[tf.Tensor]) -> tf.Tensor:
+    @staticmethod
+    def merge(residuals: Sequence[tf.Tensor], worker_index: int) -> tf.Tensor:
         """Returns the first residual, and the second at the place of its shard."""
         first, second = residuals
-        start = self._collectives.worker_index * second.shape[0]
+        start = worker_index * second.shape[0]
         size = max(0, min(second.shape[0], first.shape[0] - start))
         around = [[start, first.shape[0] - start - size]] if size else [[0, first.shape[0]]]
         return first + tf.pad(second[:size], around + [[0, 0]] * (len(second.shape) - 1))

@@ -29,6 +29,7 @@ class WholeBucket:
         """Returns the shape of the bucket's coefficients."""
         return [shape]
 
-    def merge(self, residuals: Sequence[tf.Tensor]) -> tf.Tensor:
+    @staticmethod
+    def merge(residuals: Sequence[tf.Tensor], worker_index: int) -> tf.Tensor:
         """Returns the only one."""
         return residuals[0]

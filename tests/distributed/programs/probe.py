@@ -263,14 +263,15 @@ def start_only(spec: str) -> None:
 
 def different_models(frozen: str) -> None:
     """A model of which each worker freezes another number of layers."""
-    strategy = Strategy("fft")
+    strategy = Strategy("fft:scope=layer")
     with strategy.scope():
-        layers = [tf.keras.layers.Dense(100, use_bias=False) for _ in range(2)]
+        # Of such different sizes that one measurement will not do for both.
+        layers = [tf.keras.layers.Dense(units, use_bias=False) for units in (100, 2000)]
         model = tf.keras.Sequential([tf.keras.layers.Input((100,)), *layers])
         for layer in layers[: int(frozen)]:
             layer.trainable = False
         model.compile("sgd", "mse")
-    data = tf.data.Dataset.from_tensors((tf.ones((8, 100)), tf.ones((8, 100))))
+    data = tf.data.Dataset.from_tensors((tf.ones((8, 100)), tf.ones((8, 2000))))
     model.fit(data.repeat(4), steps_per_epoch=2, verbose=0)
     cluster.report(ok=True)
 

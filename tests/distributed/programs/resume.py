@@ -44,7 +44,9 @@ def main() -> None:
     parser.add_argument("--at", type=int, default=12, help="step of the accident")
     parser.add_argument("--worker", type=int, default=1, help="whose accident it is")
     parser.add_argument("--timeout", type=float, default=60.0)
-    parser.add_argument("--mixed", default="float32")
+    parser.add_argument("--save-freq", type=int, help="steps between backups")
+    parser.add_argument("--delete", action="store_true", help="backups, in the end")
+    parser.add_argument("--units", type=int, default=64, help="of a layer")
     args = parser.parse_args()
 
     strategy = tfgc.CompressedMultiWorkerMirroredStrategy(
@@ -57,7 +59,6 @@ def main() -> None:
     if hasattr(keras.backend, "experimental"):
         # Keras 2 would else leave the state of Dropout in TensorFlow's kernels.
         keras.backend.experimental.enable_tf_random_generator()
-    keras.mixed_precision.set_global_policy(args.mixed)
     rng = np.random.default_rng(0)
     inputs = rng.standard_normal((512, 48)).astype(np.float32)
     labels = rng.integers(0, 10, 512).astype(np.int32)
@@ -70,7 +71,7 @@ def main() -> None:
                 keras.layers.Input((48,)),
                 keras.layers.Dense(128, activation="relu"),
                 keras.layers.Dropout(0.3),
-                keras.layers.Dense(64, activation="relu"),
+                keras.layers.Dense(args.units, activation="relu"),
                 keras.layers.Dense(10, dtype="float32"),
             ]
         )
@@ -78,7 +79,13 @@ def main() -> None:
             optimizer=keras.optimizers.Adam(1e-3),
             loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         )
-    callbacks = [tfgc.callbacks.BackupAndRestore(args.folder / "backups", delete_checkpoint=False)]
+    callbacks = [
+        tfgc.callbacks.BackupAndRestore(
+            args.folder / "backups",
+            save_freq=args.save_freq or "epoch",
+            delete_checkpoint=args.delete,
+        )
+    ]
     if args.signal and strategy.cluster_resolver.task_id == args.worker:
         number = signal.Signals[args.signal]
         callbacks.append(Accident(args.at, number, args.folder / "accident"))
