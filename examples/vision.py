@@ -50,12 +50,24 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--compression", default=DEFAULT_COMPRESSION, metavar="SPEC", help="default: %(default)s"
     )
+    add_demo_arguments(parser)
+    worker = parser.add_argument_group("worker")
+    worker.add_argument("--seed", type=int, default=0, help="default: %(default)s")
+    worker.add_argument("--report", metavar="FILE", help="worker 0 writes its results here (JSON)")
+    return parsed(parser)
+
+
+def add_demo_arguments(parser: argparse.ArgumentParser) -> None:
+    """What to train and how, of which ``launch`` tells the workers."""
+    parser.add_argument(
+        "--model", choices=sorted(MODELS), default="cnn", help="default: %(default)s"
+    )
     parser.add_argument("--epochs", type=int, default=3, help="default: %(default)s")
     parser.add_argument(
         "--learning-rate",
         type=float,
         default=0.05,
-        help="of SGD with momentum 0.9, at the start; falls to zero; default: 0.05",
+        help="of SGD with momentum 0.9, at the start; falls to zero; default: %(default)s",
     )
     parser.add_argument(
         "--data",
@@ -70,16 +82,20 @@ def parse_arguments() -> argparse.Namespace:
         "--log-dir",
         default="logs/vision",
         metavar="DIR",
-        help="TensorBoard logs; default: logs/vision",
+        help="TensorBoard logs; default: %(default)s",
     )
     demo = parser.add_argument_group("demo")
     demo.add_argument("--workers", type=int, default=2, metavar="N", help="default: %(default)s")
     demo.add_argument(
-        "--seeds", type=int, default=1, metavar="N", help="repeat with seeds 0 to N-1; default: 1"
+        "--seeds",
+        type=int,
+        default=1,
+        metavar="N",
+        help="repeat with seeds 0 to N-1; default: %(default)s",
     )
-    worker = parser.add_argument_group("worker")
-    worker.add_argument("--seed", type=int, default=0, help="default: %(default)s")
-    worker.add_argument("--report", metavar="FILE", help="worker 0 writes its results here (JSON)")
+
+
+def parsed(parser: argparse.ArgumentParser) -> argparse.Namespace:
     args = parser.parse_args()
     for name in ("epochs", "limit_train", "workers", "seeds"):
         value = getattr(args, name)
@@ -114,7 +130,7 @@ def train_worker(args: argparse.Namespace) -> None:
         args.learning_rate, args.epochs * steps_per_epoch
     )
     with strategy.scope():
-        model = build_model()
+        model = MODELS[args.model]()
         model.compile(
             optimizer=tf.keras.optimizers.SGD(rate, momentum=0.9),
             loss=tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True),
@@ -133,6 +149,7 @@ def train_worker(args: argparse.Namespace) -> None:
             "workers": num_workers,
             "epochs": args.epochs,
             "steps_per_epoch": steps_per_epoch,
+            "model": args.model,
             "parameters": model.count_params(),
             "keras": keras_version(),
             "tensorflow": tf.__version__,
@@ -200,6 +217,23 @@ def build_model() -> Any:
     )
 
 
+def build_even_model() -> Any:
+    """A CNN of 232,922 parameters, spread over its layers: no kernel has half of them."""
+    import tensorflow as tf
+
+    layers = tf.keras.layers
+    model = tf.keras.Sequential([layers.Input((28, 28, 1))])
+    for filters, strides in ((16, 2), (32, 2), (64, 1), (64, 2), (128, 1)):
+        model.add(layers.Conv2D(filters, 3, strides, padding="same", activation="relu"))
+    model.add(layers.Flatten())
+    model.add(layers.Dense(48, activation="relu"))
+    model.add(layers.Dense(10))
+    return model
+
+
+MODELS = {"cnn": build_model, "even": build_even_model}
+
+
 def keras_version() -> str:
     """Which Keras ``tf.keras`` stands for: keras 3 or 2, or tf_keras."""
     import tensorflow as tf
@@ -247,8 +281,9 @@ def launch(
 ) -> None:
     """Runs this file on all workers. Ends the demo with their exit code if they fail."""
     command = [sys.executable, "-m", "tf_gradcomp", "launch", "-n", str(args.workers), __file__]
-    command += ["--compression", compression, "--seed", str(seed), "--epochs", str(args.epochs)]
-    command += ["--learning-rate", str(args.learning_rate), "--data", args.data]
+    command += ["--compression", compression, "--model", args.model, "--seed", str(seed)]
+    command += ["--epochs", str(args.epochs), "--learning-rate", str(args.learning_rate)]
+    command += ["--data", args.data]
     command += ["--report", str(report), "--log-dir", str(log_dir)]
     if args.limit_train is not None:
         command += ["--limit-train", str(args.limit_train)]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The other examples run, on a text made here, and the recommender on clicks that it makes up."""
+"""The other examples run, on text and images made here, and on clicks that one makes up."""
 
 import os
 import re
@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import own_network
 import pytest
+from image_files import write_images
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
@@ -50,6 +51,21 @@ def test_kept_energy_is_reported_layer_by_layer(text):
     rows = [line.split("|")[1:-1] for line in shown.splitlines() if line.startswith("| ")]
     assert len(rows) == 2 * (1 + 2 * 4)  # headers, and 4 layers of each model at 2 steps
     assert any(row[6].strip() == "hidden" for row in rows)
+
+
+@pytest.mark.distributed
+def test_layers_are_compared_with_the_model_at_equal_bytes(tmp_path, rng):
+    images = write_images(tmp_path / "images", 256, 100, rng)
+    arguments = ("--operators", "terngrad", "--epochs", 1, "--seeds", 1)
+    shown = run(
+        *(EXAMPLES / "layer_or_model.py", *arguments),
+        *("--data", images, "--log-dir", tmp_path / "logs"),
+    )
+    assert "232,922 parameters, 2 workers, 1 epochs of 2 steps, 1 seeds" in shown
+    row = re.search(r"^\| TernGrad \| no \| ([\d,]+) \| ([\d,]+) \| ", shown, re.MULTILINE)
+    layer, model = (int(number.replace(",", "")) for number in row.groups())
+    assert 0 < layer - model <= 0.01 * model  # four more scales and headers
+    assert "`dithering:block=0,kind=standard,levels=1,scope=model`" in shown
 
 
 def recommend(users, items, batch, steps):

@@ -13,10 +13,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import own_network
 import pytest
 import vision
+from image_files import write_images
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "examples" / "vision.py"
@@ -42,24 +42,9 @@ def fft_payload_bytes(num_elements, density, bits, chunk=4096):
     return 4 * ((elias_fano_words if is_shorter else bitmap_words) + code_words)
 
 
-def write_idx(path, array):
-    header = bytes([0, 0, 8, array.ndim]) + np.array(array.shape, ">u4").tobytes()
-    path.write_bytes(header + array.astype(np.uint8).tobytes())
-
-
 @pytest.fixture
 def images(tmp_path, rng):
-    """Ten classes, each a bright bar at a place of its own in noise: easily learned."""
-    folder = tmp_path / "images"
-    folder.mkdir()
-    for stem, count in (("train", NUM_TRAIN), ("t10k", NUM_TEST)):
-        labels = rng.integers(0, 10, count)
-        pixels = rng.integers(0, 128, (count, 28, 28))
-        for image, label in zip(pixels, labels, strict=True):
-            image[2 * label + 3 : 2 * label + 6, 4:24] = 255
-        write_idx(folder / f"{stem}-images-idx3-ubyte", pixels)
-        write_idx(folder / f"{stem}-labels-idx1-ubyte", labels)
-    return folder
+    return write_images(tmp_path / "images", NUM_TRAIN, NUM_TEST, rng)
 
 
 def run(*command, timeout=400):

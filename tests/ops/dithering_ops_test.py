@@ -346,6 +346,27 @@ def test_variance_table(kind, norm, levels, tabulated, rng):
     assert exact <= bound
 
 
+@pytest.mark.parametrize(
+    "p", [Parameters(1, "standard", "inf", 0), Parameters(255, "standard", "2", 0)]
+)
+def test_layers_coded_one_by_one_lose_less_than_as_one(p, rng):
+    """With a norm for each layer, not the largest one for all (Dutta et al., AAAI 2020)."""
+    sizes, scales = (5_000, 40_000, 100_000), (10, 1, 0.1)
+    layers = [
+        np.float32(scale) * sample("gauss", size, rng)
+        for size, scale in zip(sizes, scales, strict=True)
+    ]
+
+    def noise(x):
+        return np.array(omega(x, p)) * np.sum(np.square(x, dtype=np.float64))
+
+    measured, exact = sum(map(noise, layers))
+    assert abs(measured - exact) <= 0.05 * exact
+    measured_as_one, exact_as_one = noise(np.concatenate(layers))
+    assert abs(measured_as_one - exact_as_one) <= 0.05 * exact_as_one
+    assert measured <= 0.9 * measured_as_one
+
+
 @pytest.mark.parametrize("levels", [2, 4, 6, 8])
 def test_natural_matches_standard_of_two_to_the_s_minus_one_levels(levels, rng):
     x = sample("gauss", 1_000_000, rng)
