@@ -52,15 +52,19 @@ class Operator(NamedTuple):
     unbiased_rate: float = 1.0
 
 
-spec = Compression.from_spec
+from_spec = Compression.from_spec
 OPERATORS = {
     # Random-k is made unbiased without error feedback: at a density of 1 % it multiplies what it
     # keeps by a hundred, and diverges at the others' rate. The paper keeps values as they are.
-    "random_k": Operator("Random-k", spec("randomk"), "density", "neither; layer at 0.1 %", 0.1),
-    "top_k": Operator("Top-k", spec("topk"), "density", "CIFAR: model; ImageNet: layer"),
-    "threshold": Operator("Threshold-v", spec("threshold:threshold=0.01"), "capacity", "neither"),
+    "random_k": Operator(
+        "Random-k", from_spec("randomk"), "density", "neither; layer at 0.1 %", 0.1
+    ),
+    "top_k": Operator("Top-k", from_spec("topk"), "density", "CIFAR: model; ImageNet: layer"),
+    "threshold": Operator(
+        "Threshold-v", from_spec("threshold:threshold=0.01"), "capacity", "neither"
+    ),
     "adaptive_threshold": Operator(
-        "Adaptive Threshold", spec("adaptive_threshold:ratio=0.5"), "capacity", "layer"
+        "Adaptive Threshold", from_spec("adaptive_threshold:ratio=0.5"), "capacity", "layer"
     ),
     # These share one scale in all of what is encoded as one, a layer or the model: block=0.
     "terngrad": Operator("TernGrad", methods.terngrad(), "", "layer"),
@@ -195,16 +199,16 @@ def runner(args: argparse.Namespace, num_runs: int) -> Callable[[str, float], Re
     print(f"reports and TensorBoard logs: {folder}")
     started = 0
 
-    def run(spec: str, rate: float) -> Reports:
+    def run(compression: str, rate: float) -> Reports:
         nonlocal started
         learning_rate = rate * args.learning_rate
         run_args = argparse.Namespace(**{**vars(args), "learning_rate": learning_rate})
         reports = []
         for seed in range(args.seeds):
             started += 1
-            print(f"\n=== run {started} of {num_runs}: {spec}, seed {seed}", flush=True)
+            print(f"\n=== run {started} of {num_runs}: {compression}, seed {seed}", flush=True)
             report = folder / f"{started}.json"
-            vision.launch(run_args, spec, seed, report, folder / str(started))
+            vision.launch(run_args, compression, seed, report, folder / str(started))
             reports.append(json.loads(report.read_text(encoding="utf-8")))
         return reports
 
@@ -234,7 +238,7 @@ def print_table(dense: Reports, rows: Sequence[tuple[Pair, Reports, Reports]]) -
             vision.accuracy(model),
             f"{100 * (mean_accuracy(layer) - mean_accuracy(model)):+.2f}",
             better(layer, model),
-            pair.operator.paper,
+            "-" if pair.layer.error_feedback else pair.operator.paper,
         ]
         print("|", " | ".join(cells), "|")
 
