@@ -16,6 +16,7 @@ import argparse
 import dataclasses
 import json
 import os
+import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -236,15 +237,20 @@ def print_table(dense: Reports, rows: Sequence[tuple[Pair, Reports, Reports]]) -
             f"{model[0]['payload_bytes']:,}",
             vision.accuracy(layer),
             vision.accuracy(model),
-            f"{100 * (mean_accuracy(layer) - mean_accuracy(model)):+.2f}",
+            gap(layer, model),
             better(layer, model),
             "-" if pair.layer.error_feedback else pair.operator.paper,
         ]
         print("|", " | ".join(cells), "|")
 
 
-def mean_accuracy(reports: Reports) -> float:
-    return vision.mean(reports, "test_accuracy") or 0.0
+def gap(layer: Reports, model: Reports) -> str:
+    """In points, the mean over the seeds and half of the range."""
+    gaps = [
+        100 * (a["test_accuracy"] - b["test_accuracy"]) for a, b in zip(layer, model, strict=True)
+    ]
+    spread = f" +- {(max(gaps) - min(gaps)) / 2:.2f}" if len(gaps) > 1 else ""
+    return f"{statistics.fmean(gaps):+.2f}{spread}"
 
 
 def better(layer: Reports, model: Reports) -> str:

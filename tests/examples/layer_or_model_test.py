@@ -55,3 +55,8 @@ def reports(*accuracies):
 )
 def test_a_scope_is_better_where_seeds_do_not_overlap(layer, model, better):
     assert layer_or_model.better(reports(*layer), reports(*model)) == better
+
+
+def test_gap_is_that_of_equal_seeds():
+    assert layer_or_model.gap(reports(0.80, 0.83), reports(0.79, 0.81)) == "+1.50 +- 0.50"
+    assert layer_or_model.gap(reports(0.80), reports(0.81)) == "-1.00"
