@@ -65,7 +65,7 @@ def test_layers_are_compared_with_the_model_at_equal_bytes(tmp_path, rng):
     row = re.search(r"^\| TernGrad \| no \| ([\d,]+) \| ([\d,]+) \| ", shown, re.MULTILINE)
     layer, model = (int(number.replace(",", "")) for number in row.groups())
     assert 0 < layer - model <= 0.01 * model  # four more scales and headers
-    assert "`dithering:block=0,kind=standard,levels=1,scope=model`" in shown
+    assert "`dithering:block=0,kind=standard,levels=1,scope=model,transport=all_gather`" in shown
 
 
 def recommend(users, items, batch, steps):
