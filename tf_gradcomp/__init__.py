@@ -21,12 +21,14 @@ if TYPE_CHECKING:
     from tf_gradcomp.checkpoint import ExchangeState
     from tf_gradcomp.compression import Compression
     from tf_gradcomp.distribute.gradient_scope import all_reduce_gradients
+    from tf_gradcomp.drift import DriftCheck
     from tf_gradcomp.plan import Plan
     from tf_gradcomp.policy import Policy
     from tf_gradcomp.strategy import CompressedMultiWorkerMirroredStrategy
 
 _EXPORTS = {
     "Compression": "tf_gradcomp.compression",
+    "DriftCheck": "tf_gradcomp.drift",
     "ExchangeState": "tf_gradcomp.checkpoint",
     "CompressedMultiWorkerMirroredStrategy": "tf_gradcomp.strategy",
     "Plan": "tf_gradcomp.plan",
@@ -39,6 +41,7 @@ _MODULES = ("callbacks", "methods")
 __all__ = [
     "CompressedMultiWorkerMirroredStrategy",
     "Compression",
+    "DriftCheck",
     "ExchangeState",
     "Plan",
     "PlanMismatchError",

@@ -51,7 +51,6 @@ class CompressedExchange:
 
     Attributes:
       bucket: which gradients it exchanges.
-      needs_step: whether the number of the exchange matters.
       residuals: what payloads lost, to be added to what the next ones say. First that of the
         gradients, in the shape of the bucket's coefficients, then that of the sums, if the
         transport encodes these. Empty without error feedback.
@@ -75,7 +74,6 @@ class CompressedExchange:
         self._choice = (
             state.local_integers((len(self._variables),), f"view_{number}") if is_adaptive else None
         )
-        self.needs_step = self._codec.stochastic or is_adaptive
         shapes = self._transport.residual_shapes(self._layout.shape, self._shard_layout.shape)
         self.residuals = _residuals(plan, number, shapes, collectives)
 
@@ -207,7 +205,6 @@ class LowRankExchange:
 
     Attributes:
       bucket: which gradients it exchanges; matrices come first.
-      needs_step: whether the number of the exchange matters.
       residuals: what the factors lost, one tensor; empty without error feedback.
     """
 
@@ -227,7 +224,6 @@ class LowRankExchange:
             for shape in method.factor_shapes(shapes)
         ]
         self._transport = Dense(collectives)
-        self.needs_step = method.alternates
         self.residuals = _residuals(plan, number, [(bucket.num_elements,)], collectives)
 
     @property
@@ -277,8 +273,6 @@ class _Memoryless:
 class DenseExchange(_Memoryless):
     """Sums one bucket as it is."""
 
-    needs_step = False
-
     def __init__(self, plan: plan_lib.Plan, number: int, collectives: Collectives) -> None:
         self.bucket = plan.buckets[number]
         self._transport = Dense(collectives)
@@ -293,11 +287,8 @@ class RowSparseExchange(_Memoryless):
 
     Attributes:
       bucket: which gradients it exchanges.
-      needs_step: whether the number of the exchange matters.
       sent: int64 variable: bytes that this worker has contributed so far.
     """
-
-    needs_step = False
 
     def __init__(self, plan: plan_lib.Plan, number: int, collectives: Collectives) -> None:
         self.bucket = plan.buckets[number]

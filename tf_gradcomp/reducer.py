@@ -16,6 +16,7 @@ from tf_gradcomp import state
 from tf_gradcomp.agreement import Fact, require_agreement
 from tf_gradcomp.codecs.base import Draw
 from tf_gradcomp.costs import Costs
+from tf_gradcomp.drift import DriftCheck, DriftWatch
 from tf_gradcomp.exchange_state import (
     RESIDUAL,
     BucketState,
@@ -47,7 +48,11 @@ class GradientReducer:
     """
 
     def __init__(
-        self, policy: Policy, collectives: Collectives, costs: Costs | None = None
+        self,
+        policy: Policy,
+        collectives: Collectives,
+        costs: Costs | None = None,
+        drift_check: DriftCheck | None = None,
     ) -> None:
         """Makes a reducer without plans.
 
@@ -55,10 +60,12 @@ class GradientReducer:
           policy: decides how each variable is compressed.
           collectives: the network.
           costs: what exchanges take there; by default their bytes.
+          drift_check: whether and how workers compare their weights; by default they do not.
         """
         self.policy = policy
         self.collectives = collectives
         self._costs = costs
+        self._drift_check = drift_check
         self._saved: SavedStates | None = None
         self._entries: dict[tuple[_Identity, tuple[VariableInfo, ...]], _Entry] = {}
 
@@ -183,10 +190,12 @@ class GradientReducer:
                 sums.update(zip(indices, reduced.gradients, strict=True))
                 finite.append(reduced.finite)
                 updates.extend(reduced.updates)
-            # The first buckets do not wait for all gradients, but the count does: a call that finds
-            # no more data is no exchange.
+            # The first buckets do not wait for all gradients, but these do: a call that finds no
+            # more data is no exchange.
             with tf.control_dependencies(tf.nest.flatten(gradients, expand_composites=True)):
                 entry.count_exchange()
+                if entry.drift_watch is not None:
+                    entry.drift_watch(step)
             if updates:
                 state.commit(tf.reduce_all([check() for check in finite]), updates)
         return [sums[index] for index in range(len(gradients))]
@@ -210,9 +219,12 @@ class GradientReducer:
             exchanges = [
                 make_exchange(plan, number, self.collectives) for number in range(len(plan.buckets))
             ]
-            needs_counter = any(exchange.needs_step for exchange in exchanges)
-            counter = state.local_integers((), "exchanges") if needs_counter else None
-            entry = _Entry(plan, exchanges, counter, tuple(owners.values()))
+            counter = state.local_integers((), "exchanges")
+            refs = tuple(owners.values())
+            watch = None
+            if self._drift_check is not None:
+                watch = DriftWatch(plan, refs, self.collectives, self._drift_check)
+            entry = _Entry(plan, exchanges, counter, refs, watch)
             with tf.init_scope():
                 if self._saved:
                     entry.restore(self._saved)
@@ -230,8 +242,9 @@ class _Entry(NamedTuple):
 
     plan: plan_lib.Plan
     exchanges: list[Exchange]
-    counter: tf.Variable | None
+    counter: tf.Variable
     owners: tuple[weakref.ref[Any], ...]
+    drift_watch: DriftWatch | None
 
     def is_alive(self) -> bool:
         """Whether all of the variables still exist."""
@@ -248,13 +261,12 @@ class _Entry(NamedTuple):
             for exchange in self.exchanges
             if exchange.memory
         ]
-        return PlanState(self._names, self._num_exchanges, tuple(buckets))
+        return PlanState(self._names, int(self.counter), tuple(buckets))
 
     def restore(self, saved: SavedStates) -> None:
         """Goes on from what was saved of these variables; what does not fit begins anew."""
         plan = saved.take(self._names)
-        if self.counter is not None:
-            self.counter.assign(0 if plan is None else plan.num_exchanges)
+        self.counter.assign(0 if plan is None else plan.num_exchanges)
         for exchange in self.exchanges:
             if not exchange.memory:
                 continue
@@ -280,11 +292,7 @@ class _Entry(NamedTuple):
                 if not name.startswith(RESIDUAL):
                     digest.update(name.encode() + variable.numpy().tobytes())
         label = f"exchanges of {self._names[0]} and {len(self._names) - 1} more variables"
-        return Fact(label, f"{self._num_exchanges} so far, state {digest.hexdigest()[:16]}")
-
-    @property
-    def _num_exchanges(self) -> int:
-        return 0 if self.counter is None else int(self.counter)
+        return Fact(label, f"{int(self.counter)} so far, state {digest.hexdigest()[:16]}")
 
     @property
     def _names(self) -> tuple[str, ...]:
@@ -296,17 +304,14 @@ class _Entry(NamedTuple):
         return names_and_shapes, exchange.bucket.how
 
     def next_step(self) -> tf.Tensor:
-        """Returns the number of the next exchange, an int32 scalar; 0 if nothing depends on it."""
-        if self.counter is None:
-            return tf.constant(0)
+        """Returns the number of the next exchange, an int32 scalar, from 1."""
         with tf.device(self.counter.device):
             return self.counter.read_value() + 1
 
     def count_exchange(self) -> None:
-        """Takes note that this exchange has happened, if anything depends on its number."""
-        if self.counter is not None:
-            with tf.device(self.counter.device):
-                self.counter.assign_add(1)
+        """Takes note that this exchange has happened."""
+        with tf.device(self.counter.device):
+            self.counter.assign_add(1)
 
 
 def _as_dense(gradient: Gradient, variable: VariableInfo) -> tf.Tensor:

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from tf_gradcomp.compression import Compression
 from tf_gradcomp.distribute import extended, keras3, keras_adapters
+from tf_gradcomp.drift import DriftCheck
 from tf_gradcomp.ops import loader
 from tf_gradcomp.plan import Plan
 from tf_gradcomp.policy import Policy, as_policy
@@ -43,6 +44,8 @@ class CompressedMultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStr
         on by default: a collective that takes over 60 seconds fails with
         ``tf.errors.DeadlineExceededError`` instead of hanging. Set ``timeout_seconds`` to
         change it; zero turns it off.
+      drift_check: how often workers compare their weights, and what follows if these differ;
+        ``None`` for never.
 
     Raises:
       ValueError: the compression or the options are not valid.
@@ -56,7 +59,10 @@ class CompressedMultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStr
         compression: Policy | Compression | str | None = "fft",
         cluster_resolver: tf.distribute.cluster_resolver.ClusterResolver | None = None,
         communication_options: tf.distribute.experimental.CommunicationOptions | None = None,
+        drift_check: DriftCheck | None = DriftCheck(),  # noqa: B008 - it cannot be changed
     ) -> None:
+        if drift_check is not None and not isinstance(drift_check, DriftCheck):
+            raise ValueError(f"drift_check must be a DriftCheck or None, got {drift_check!r}")
         policy = as_policy(compression)
         loader.load()
         keras_adapters.load_active_keras()
@@ -64,7 +70,9 @@ class CompressedMultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStr
         # The parent's constructor would make the stock extended object, so it is passed over.
         tf.distribute.Strategy.__init__(
             self,
-            extended.CompressedExtended(self, policy, cluster_resolver, communication_options),
+            extended.CompressedExtended(
+                self, policy, drift_check, cluster_resolver, communication_options
+            ),
         )
         self._policy = policy
 

@@ -430,12 +430,10 @@ class LowRank(abc.ABC):
 
     Attributes:
       biased: as for a codec.
-      alternates: whether the number of the exchange matters.
       num_messages: all-reduces in an exchange.
     """
 
     biased: ClassVar[bool] = True
-    alternates: ClassVar[bool]
     num_messages: ClassVar[int]
 
     @abc.abstractmethod

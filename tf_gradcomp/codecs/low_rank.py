@@ -57,7 +57,7 @@ class _LowRank(base.LowRank):
         matrix = self.matrix_shape(shape)
         if matrix is None:
             return math.prod(shape)
-        return self.rank * sum(matrix) / (2 if self.alternates else 1)
+        return self.rank * sum(matrix) * self.num_messages / 2
 
     def _bases(self, factors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         return [orthonormal(factor, self.seed) for factor in factors]
@@ -69,7 +69,6 @@ class PowerSGD(_LowRank):
     Keeps ``Q``, from which the next exchange goes on.
     """
 
-    alternates: ClassVar[bool] = False
     num_messages: ClassVar[int] = 2
 
     def factor_shapes(self, matrices: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
@@ -100,7 +99,6 @@ class ACPSGD(_LowRank):
     Keeps both factors. The one that an exchange does not sum is the basis for the other.
     """
 
-    alternates: ClassVar[bool] = True
     num_messages: ClassVar[int] = 1
 
     def factor_shapes(self, matrices: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:

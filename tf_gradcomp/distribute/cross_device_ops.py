@@ -13,6 +13,7 @@ from tf_gradcomp.distribute import collectives as collectives_lib
 from tf_gradcomp.distribute import compat, gradient_scope
 from tf_gradcomp.distribute.flattened_shape import flattened_shape
 from tf_gradcomp.distribute.replica_launcher import ReplicaLauncher
+from tf_gradcomp.drift import DriftCheck
 from tf_gradcomp.measurement import MeasuredCosts
 from tf_gradcomp.policy import Policy, VariableInfo
 from tf_gradcomp.reducer import GradientReducer
@@ -34,6 +35,7 @@ class CompressedCollectiveAllReduce(compat.CollectiveAllReduce):
     def __init__(
         self,
         policy: Policy,
+        drift_check: DriftCheck | None,
         worker_index: int,
         devices: tuple[str, ...],
         group_size: int,
@@ -59,7 +61,7 @@ class CompressedCollectiveAllReduce(compat.CollectiveAllReduce):
         collectives = collectives_lib.Collectives(
             self._worker_launcher, num_workers, worker_index, device
         )
-        self.reducer = GradientReducer(policy, collectives, MeasuredCosts(collectives))
+        self.reducer = GradientReducer(policy, collectives, MeasuredCosts(collectives), drift_check)
 
     def _all_reduce(
         self, reduce_op: Any, value: Any, replica_id: int, options: compat.Options

@@ -10,6 +10,7 @@ import tensorflow as tf
 from tf_gradcomp.agreement import Fact, require_agreement
 from tf_gradcomp.distribute import compat, gradient_scope, iterators, keras_adapters
 from tf_gradcomp.distribute.cross_device_ops import CompressedCollectiveAllReduce
+from tf_gradcomp.drift import DriftCheck
 from tf_gradcomp.policy import Policy
 from tf_gradcomp.reducer import GradientReducer
 from tf_gradcomp.version import WIRE_FORMAT_VERSION, __version__
@@ -28,10 +29,12 @@ class CompressedExtended(compat.CollectiveAllReduceExtended):
         self,
         container_strategy: Any,
         policy: Policy,
+        drift_check: DriftCheck | None,
         cluster_resolver: Any,
         communication_options: compat.Options | None,
     ) -> None:
         self._policy = policy
+        self._drift_check = drift_check
         super().__init__(
             container_strategy, cluster_resolver, _strategy_options(communication_options)
         )
@@ -43,6 +46,7 @@ class CompressedExtended(compat.CollectiveAllReduceExtended):
         compat.check_object(stock, "CollectiveAllReduce")
         self._cross_device_ops = CompressedCollectiveAllReduce(
             self._policy,
+            self._drift_check,
             self._id_in_cluster,
             stock._devices,
             stock._group_size,
@@ -60,6 +64,7 @@ class CompressedExtended(compat.CollectiveAllReduceExtended):
                     Fact("TensorFlow", tf.__version__),
                     Fact("devices per worker", str(len(stock._devices))),
                     Fact("compression", str(self._policy)),
+                    Fact("drift check", str(self._drift_check)),
                 ],
             )
 

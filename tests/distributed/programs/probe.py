@@ -353,5 +353,43 @@ def stall(seconds: str) -> None:
         cluster.report(error=None)
 
 
+def drift(action: str, steps_per_execution: str) -> None:
+    """Worker 1 decodes one bit of one gradient wrongly, in the sixth of twelve steps."""
+    check = tfgc.DriftCheck(every=4, action=action)
+    strategy = Strategy("float16", drift_check=check)
+    reducer = strategy.extended.reducer
+    if reducer.collectives.worker_index == 1:
+        reduce, count = reducer.reduce, tf.Variable(0, trainable=False)
+
+        def reduce_wrongly(*args: object) -> list[tf.Tensor]:
+            first, *others = reduce(*args)
+            bit = tf.where(count.assign_add(1) == 6, 1 << 22, 0)
+            mask = tf.scatter_nd([[3, 4]], [bit], first.shape)
+            words = tf.bitwise.bitwise_xor(tf.bitcast(first, tf.int32), mask)
+            return [tf.bitcast(words, tf.float32), *others]
+
+        reducer.reduce = reduce_wrongly
+    tf.keras.utils.set_random_seed(1)
+    with strategy.scope():
+        layers = [tf.keras.layers.Dense(100, use_bias=False, name=name) for name in ("low", "top")]
+        model = tf.keras.Sequential([tf.keras.layers.Input((100,)), *layers])
+        optimizer = tf.keras.optimizers.SGD(0.1)
+        model.compile(optimizer, "mse", steps_per_execution=int(steps_per_execution))
+    data = tf.data.Dataset.from_tensors((tf.ones((8, 100)), tf.ones((8, 100)))).repeat(13)
+    options = tf.data.Options()
+    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
+    message = ""
+    try:
+        model.fit(data.with_options(options), epochs=1, verbose=0)
+    except tf.errors.InvalidArgumentError as error:
+        message = error.message
+    weights = b"".join(np.asarray(weight).tobytes() for weight in model.trainable_variables)
+    cluster.report(
+        message=message,
+        steps=int(optimizer.iterations.numpy()),
+        weights=hashlib.sha256(weights).hexdigest(),
+    )
+
+
 if __name__ == "__main__":
     globals()[sys.argv[1]](*sys.argv[2:])
