@@ -255,10 +255,12 @@ class _Entry(NamedTuple):
         plan = saved.take(self._names)
         if self.counter is not None:
             self.counter.assign(0 if plan is None else plan.num_exchanges)
+        dropped = {} if plan is None else dict(plan.keys())
         for exchange in self.exchanges:
             if not exchange.memory:
                 continue
             key = self._key(exchange)
+            dropped.pop(key, None)
             shares = [] if plan is None else plan.shares(key)
             if shares:
                 exchange.restore(shares)
@@ -271,6 +273,8 @@ class _Entry(NamedTuple):
                 exchange.bucket.how,
                 ", ".join(name for name, _ in key[0]),
             )
+        for description in dropped.values():
+            logging.warning("What was saved of %s is dropped: nothing takes it up.", description)
 
     def common_fact(self) -> Fact:
         """Returns what exchanges remember that must be the same on all workers."""
