@@ -36,11 +36,11 @@ def newest(num_workers, path_of):
         # Worker 1 ended between worker 0's backup and its own; or had begun one more.
         ({"w0of2": [8, 16], "w1of2": [8]}, 2, Backup(8, 2)),
         ({"w0of2": [8], "w1of2": [8, 16]}, 2, Backup(8, 2)),
-        ({"w0of2": [16], "w1of2": [8]}, 2, None),
+        # The first backup of a run, and worker 1 ended before its own.
         ({"w0of2": [8]}, 2, None),
+        ({"w0of2": [8], "w1of2": []}, 2, None),
         # Another number of workers needs all of the old ones'.
         ({"w0of2": [8, 16], "w1of2": [8]}, 3, Backup(8, 2)),
-        ({"w0of3": [8], "w2of3": [8]}, 2, None),
         ({"w0of3": [8], "w1of3": [8], "w2of3": [8]}, 2, Backup(8, 3)),
         # The newer one counts, and of two of the same step that of as many workers.
         ({"w0of1": [24], "w0of2": [16], "w1of2": [16]}, 2, Backup(24, 1)),
@@ -57,7 +57,35 @@ def test_disks_of_their_own_will_do_for_the_same_number_of_workers(tmp_path):
     for index in range(2):
         make(tmp_path / str(index), **{f"w{index}of2": [8, 16]})
     assert newest(2, lambda index: tmp_path / str(index)) == Backup(16, 2)
-    assert newest(3, lambda index: tmp_path / str(index % 2)) is None
+    with pytest.raises(ValueError, match="none of one step by all workers"):
+        newest(3, lambda index: tmp_path / str(index % 2))
+
+
+@pytest.mark.parametrize(
+    "saved",
+    [
+        {"w0of2": [16], "w1of2": [8]},
+        {"w0of2": [8, 16]},
+        {"w0of3": [8, 16], "w2of3": [8, 16]},
+    ],
+)
+def test_incomplete_backups_are_an_error_and_stay(saved, tmp_path):
+    """Somebody has moved or deleted some; what is left may still be of use."""
+    make(tmp_path, **saved)
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(
+        ValueError, match=r"worker 1 sees steps \[.*8.*\]. Put back what is missing"
+    ):
+        newest(2, lambda index: tmp_path)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_folder_that_cannot_be_written_to_is_an_error_at_once(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(OSError):
+        BackupFolder(tmp_path / "file", None).prepare()
+    BackupFolder(tmp_path / "new" / "folder", None).prepare()
+    assert list((tmp_path / "new" / "folder" / "worker-0-of-1").iterdir()) == []
 
 
 def test_a_single_worker_asks_nobody(tmp_path):
@@ -85,6 +113,11 @@ def test_all_backups_are_deleted_in_the_end_and_nothing_else(tmp_path):
     (tmp_path / "notes").touch()
     loopback.run_workers(2, lambda c: BackupFolder(tmp_path, c).delete())
     assert [path.name for path in tmp_path.iterdir()] == ["notes"]
+
+
+def test_a_folder_must_be_named():
+    with pytest.raises(ValueError, match="backup_dir must name a folder"):
+        BackupAndRestore("")
 
 
 @pytest.mark.parametrize("save_freq", [0, -1, "batch", 2.5, True, None])

@@ -4,6 +4,7 @@
 import io
 import logging
 import weakref
+from pathlib import Path
 from types import SimpleNamespace
 
 import loopback
@@ -45,6 +46,10 @@ def gradients(worker, step):
     return [tf.constant(rng.standard_normal(info.shape), tf.float32) for info in INFOS]
 
 
+def strategy_of(reducer):
+    return SimpleNamespace(extended=SimpleNamespace(compresses_gradients=True, reducer=reducer))
+
+
 class Job:
     """One worker's training, as far as exchanges go."""
 
@@ -52,7 +57,7 @@ class Job:
         self._infos = infos
         self._owners = [Owner() for _ in infos]
         self.reducer = GradientReducer(Policy(spec), collectives)
-        self.state = ExchangeState(SimpleNamespace(extended=SimpleNamespace(reducer=self.reducer)))
+        self.state = ExchangeState(strategy_of(self.reducer))
         self._worker = collectives.worker_index
 
     def steps(self, *numbers):
@@ -305,14 +310,40 @@ def test_checkpoints_must_be_of_all_workers_and_of_one_step(chosen, message, tmp
 
     outcomes = loopback.run_workers(3, work)
     paths = [early for early, _ in outcomes] + [outcomes[2][1]]
-    state = ExchangeState(SimpleNamespace(extended=SimpleNamespace(reducer=None)))
+    state = ExchangeState(strategy_of(None))
     with pytest.raises(ValueError, match=message):
         state.resume_from([paths[index] for index in chosen])
 
 
+@pytest.mark.parametrize("paths", ["backups/worker-0", [], Path("backups")])
+def test_paths_must_be_a_list(paths):
+    state = ExchangeState(strategy_of(None))
+    with pytest.raises(ValueError, match="must be a list of paths"):
+        state.resume_from(paths)
+
+
+def test_other_strategies_have_no_such_state():
+    with pytest.raises(ValueError, match="got _DefaultDistributionStrategy"):
+        ExchangeState(tf.distribute.get_strategy())
+
+
+def test_what_was_saved_for_another_compression_is_dropped_with_a_warning(caplog):
+    def work(collectives):
+        job = Job(collectives, "topk:density=0.1")
+        job.steps(1)
+        other = Job(collectives, "natural")
+        other.state.deserialize(job.state.serialize())
+        other.steps(2)
+
+    text = warnings_of(caplog, lambda: loopback.run_workers(2, work))
+    assert "What was saved of a/kernel, b/kernel with topk:density=0.1 is dropped" in text or (
+        "What was saved of b/kernel, a/kernel with topk:density=0.1 is dropped" in text
+    )
+
+
 def test_a_single_worker_says_what_is_lost(caplog, tmp_path):
     paths = [path for path, _ in save("topk:density=0.1", 2, tmp_path)]
-    state = ExchangeState(SimpleNamespace(extended=SimpleNamespace(reducer=None)))
+    state = ExchangeState(strategy_of(None))
     text = warnings_of(caplog, lambda: state.resume_from(paths))
     assert "what the residuals of 2 workers hold is lost" in text
 

@@ -117,7 +117,7 @@ def test_a_plan_says_where_compression_does_not_pay(costs, warns, caplog):
         absl_logging.get_absl_logger().removeHandler(caplog.handler)
     assert ("seems not to pay" in caplog.text) == warns
     if warns:
-        assert "estimated 6000.2 ms a step, and 4000.0 ms as they are" in caplog.text
+        assert "estimated 6000.2 ms a step, and 4000.0 ms dense" in caplog.text
         assert "all-gather 0.00 ms + 1 MB/s" in caplog.text
 
 

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shutil
+import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
@@ -72,13 +73,42 @@ class BackupFolder:
         """Returns the path of this worker's, of a backup by as many workers as there are now."""
         return self.checkpoints(backup)[self._worker_index]
 
+    def prepare(self) -> None:
+        """Makes this worker's folder, and sees that it can be written to.
+
+        Raises:
+          OSError: it cannot; now, and not after an epoch.
+        """
+        folder = self._folder(self.num_workers, self._worker_index)
+        os.makedirs(folder, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+
     def newest(self) -> Backup | None:
-        """Returns the last backup that can be gone on from, the same on all workers."""
-        own = json.dumps(sorted(self._usable()))
+        """Returns the last backup that can be gone on from, the same on all workers.
+
+        ``None`` if there is none yet: no backup at all, or the first one of which a worker ended
+        before it had made its own.
+
+        Raises:
+          ValueError: there are backups, but none that is complete.
+        """
+        seen = self._seen()
+        own = json.dumps([sorted(self._usable(seen)), sorted(self._steps(seen))])
         texts = [own] if self._collectives is None else self._collectives.gather_text(own)
-        usable = [{Backup(*pair) for pair in json.loads(text)} for text in texts]
-        common = set.intersection(*usable)
-        return max(common, key=lambda b: (b.step, b.num_workers == self.num_workers), default=None)
+        found = [json.loads(text) for text in texts]
+        common = set.intersection(*({Backup(*pair) for pair in usable} for usable, _ in found))
+        if common:
+            return max(common, key=lambda b: (b.step, b.num_workers == self.num_workers))
+        steps = set().union(*(steps for _, steps in found))
+        if len(steps) > 1:
+            what = "; ".join(f"worker {i} sees steps {s}" for i, (_, s) in enumerate(found))
+            raise ValueError(
+                f"{self._path} holds backups, but none of one step by all workers of a cluster: "
+                f"{what}. Put back what is missing, or start as many workers as have made them; "
+                "to begin anew, delete them or give another backup_dir."
+            )
+        return None
 
     def forget_after(self, step: int) -> None:
         """Deletes later backups of this worker, and on worker 0 those of other numbers of workers.
@@ -106,13 +136,17 @@ class BackupFolder:
             if others or (num_workers, index) == (self.num_workers, self._worker_index):
                 shutil.rmtree(folder, ignore_errors=True)
 
-    def _usable(self) -> Iterable[Backup]:
-        """What this worker could go on from, as far as it can see."""
-        steps: dict[int, dict[int, set[int]]] = {}
+    def _seen(self) -> dict[int, dict[int, set[int]]]:
+        """The steps of all backups that this worker can see, by number of workers and worker."""
+        seen: dict[int, dict[int, set[int]]] = {}
         for folder, num_workers, index in self._folders():
             matches = (_INDEX.fullmatch(name) for name in _list(folder))
-            steps.setdefault(num_workers, {})[index] = {int(m[1]) for m in matches if m}
-        for num_workers, of_worker in steps.items():
+            seen.setdefault(num_workers, {})[index] = {int(m[1]) for m in matches if m}
+        return seen
+
+    def _usable(self, seen: dict[int, dict[int, set[int]]]) -> Iterable[Backup]:
+        """What this worker could go on from, as far as it can see."""
+        for num_workers, of_worker in seen.items():
             if num_workers == self.num_workers:
                 complete = of_worker.get(self._worker_index, set())
             else:
@@ -120,6 +154,12 @@ class BackupFolder:
                     *(of_worker.get(index, set()) for index in range(num_workers))
                 )
             yield from (Backup(step, num_workers) for step in complete)
+
+    @staticmethod
+    def _steps(seen: dict[int, dict[int, set[int]]]) -> set[int]:
+        return {
+            step for of_worker in seen.values() for steps in of_worker.values() for step in steps
+        }
 
     def _folders(self) -> Iterable[tuple[Path, int, int]]:
         """Yields every worker's folder, with the number of workers and its index."""

@@ -128,7 +128,7 @@ class CompressionMonitor(tf.keras.callbacks.Callback):
 
     def on_train_end(self, logs: Any = None) -> None:
         reducer, plans = self._reducer(), self._plans()
-        if reducer is not None and not plans:
+        if reducer is not None and not plans and self._seen_steps:
             logging.warning(
                 "No gradient passed through the compressed exchange: was the model compiled with "
                 "an optimizer from Keras, inside of strategy.scope()?"
@@ -172,7 +172,8 @@ class BackupAndRestore(tf.keras.callbacks.Callback):
     exchanges remember, above all the residuals of error feedback: all in one file, which is
     there whole or not at all. When ``fit`` begins, all workers go on from the newest backup
     that all of them have. A run that was interrupted then ends with the weights of one that was
-    not, bit for bit, if each epoch sees the same data in both.
+    not, bit for bit, if it is backed up after epochs and each sees the same data in both;
+    docs/operations.md has the small print.
 
     Another number of workers can go on, too, if all of them see the folder: weights are those
     of worker 0, and the residuals are divided such that their sum stays, with a warning. What
@@ -189,7 +190,8 @@ class BackupAndRestore(tf.keras.callbacks.Callback):
 
     Raises:
       ValueError: ``save_freq`` is neither; or, when ``fit`` begins, the backup is of another model
-        or optimizer.
+        or optimizer, or there are backups of which none is complete.
+      OSError: the backup cannot be read, or the folder not be written to.
     """
 
     def __init__(
@@ -200,6 +202,8 @@ class BackupAndRestore(tf.keras.callbacks.Callback):
     ) -> None:
         super().__init__()
         is_number = isinstance(save_freq, int) and not isinstance(save_freq, bool)
+        if not backup_dir:
+            raise ValueError(f"backup_dir must name a folder, got {backup_dir!r}")
         if save_freq != "epoch" and not (is_number and int(save_freq) >= 1):
             raise ValueError(
                 f"save_freq must be 'epoch' or a number of steps of at least 1, got {save_freq!r}"
@@ -229,20 +233,18 @@ class BackupAndRestore(tf.keras.callbacks.Callback):
         exchange = checkpoint.ExchangeState(strategy)
         self._steps = self._last_batch = 0
         newest = self._folder.newest()
+        self._folder.prepare()
         self._folder.forget_after(0 if newest is None else newest.step)
         everything = tf.train.Checkpoint(**trackables, progress=self._progress, exchange=exchange)
         self._manager = self._folder.manager(everything)
         if newest is None:
             return
         if newest.num_workers == self._folder.num_workers:
-            path = self._folder.own_checkpoint(newest)
-            self._check(path)
-            everything.restore(path).assert_existing_objects_matched()
+            self._restore(everything, self._folder.own_checkpoint(newest))
         else:
             paths = self._folder.checkpoints(newest)
-            self._check(paths[0])
             shared = tf.train.Checkpoint(**trackables, progress=self._progress)
-            shared.restore(paths[0]).assert_existing_objects_matched()
+            self._restore(shared, paths[0])
             exchange.resume_from(paths)
         self._steps = newest.step
         self._adapter.start_at(self.model, self._progress.epoch)
@@ -276,6 +278,16 @@ class BackupAndRestore(tf.keras.callbacks.Callback):
 
     def _save(self) -> None:
         self._manager.save(checkpoint_number=self._steps)
+
+    def _restore(self, target: tf.train.Checkpoint, path: str) -> None:
+        try:
+            self._check(path)
+            target.restore(path).expect_partial().assert_existing_objects_matched()
+        except (tf.errors.OpError, IndexError) as error:
+            raise OSError(
+                f"backup {path} cannot be read: {error}. Delete the files of that step on all "
+                "workers, to go on from the backup before it."
+            ) from error
 
     def _check(self, path: str) -> None:
         """Raises ValueError unless a backup is of such a model."""

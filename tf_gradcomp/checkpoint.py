@@ -12,6 +12,7 @@ import tensorflow as tf
 from absl import logging
 
 from tf_gradcomp import exchange_state
+from tf_gradcomp.distribute import gradient_scope
 from tf_gradcomp.exchange_state import WorkerState
 
 
@@ -31,10 +32,18 @@ class ExchangeState(tf.train.experimental.PythonState):
 
     Args:
       strategy: a ``CompressedMultiWorkerMirroredStrategy``.
+
+    Raises:
+      ValueError: it is another strategy.
     """
 
     def __init__(self, strategy: Any) -> None:
         super().__init__()
+        if not gradient_scope.is_compressed(strategy):
+            raise ValueError(
+                "ExchangeState needs a CompressedMultiWorkerMirroredStrategy, "
+                f"got {type(strategy).__name__}"
+            )
         self._reducer = strategy.extended.reducer
 
     def serialize(self) -> bytes:
@@ -78,6 +87,10 @@ class ExchangeState(tf.train.experimental.PythonState):
           ValueError: a checkpoint does not hold it, or they are not one of each worker and of one
             step.
         """
+        if isinstance(checkpoints, str | os.PathLike) or not checkpoints:
+            raise ValueError(
+                f"checkpoints must be a list of paths, one of each worker, got {checkpoints!r}"
+            )
         states = [_read(os.fspath(checkpoint), name) for checkpoint in checkpoints]
         _check_complete(states, checkpoints)
         if self._reducer is None:
@@ -88,10 +101,10 @@ class ExchangeState(tf.train.experimental.PythonState):
         if len(states) != here.num_workers:
             logging.warning(
                 "The state of %d workers' exchanges is divided among %d workers: this one goes on "
-                "from that of workers %s.",
+                "from %s.",
                 len(states),
                 here.num_workers,
-                ", ".join(map(str, own)) or "none",
+                " and ".join(f"that of worker {index}" for index in own) or "residuals of zeros",
             )
         mine = [states[index] for index in own]
         self._reducer.restore(mine or [exchange_state.without_residuals(states[0])])

@@ -130,6 +130,13 @@ class SavedPlan:
         """Exchanges so far."""
         return self.parts[0][1].num_exchanges
 
+    def keys(self) -> list[tuple[tuple[object, ...], str]]:
+        """Returns what ``BucketState.key`` it has something for, and a description of each."""
+        return [
+            (b.key, f"{', '.join(name for name, _ in b.variables)} with {b.compression}")
+            for b in self.parts[0][1].buckets
+        ]
+
     def shares(self, key: tuple[object, ...]) -> list[Share]:
         """Returns what was saved for the bucket with this ``BucketState.key``; may be nothing."""
         return [

@@ -213,7 +213,7 @@ def _warn_of_loss(buckets: Sequence[Bucket], network: Network | None) -> None:
     if network is not None and network.measured and compressed > _NOTICEABLE * dense:
         logging.warning(
             "Compression seems not to pay in this network: exchanging gradients takes an "
-            "estimated %.1f ms a step, and %.1f ms as they are. Measured: %s.",
+            "estimated %.1f ms a step, and %.1f ms dense. The network: %s.",
             1e3 * compressed,
             1e3 * dense,
             network,

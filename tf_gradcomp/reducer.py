@@ -267,10 +267,12 @@ class _Entry(NamedTuple):
         """Goes on from what was saved of these variables; what does not fit begins anew."""
         plan = saved.take(self._names)
         self.counter.assign(0 if plan is None else plan.num_exchanges)
+        dropped = {} if plan is None else dict(plan.keys())
         for exchange in self.exchanges:
             if not exchange.memory:
                 continue
             key = self._key(exchange)
+            dropped.pop(key, None)
             shares = [] if plan is None else plan.shares(key)
             if shares:
                 exchange.restore(shares)
@@ -283,6 +285,8 @@ class _Entry(NamedTuple):
                 exchange.bucket.how,
                 ", ".join(name for name, _ in key[0]),
             )
+        for description in dropped.values():
+            logging.warning("What was saved of %s is dropped: nothing takes it up.", description)
 
     def common_fact(self) -> Fact:
         """Returns what exchanges remember that must be the same on all workers."""

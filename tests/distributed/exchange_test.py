@@ -50,7 +50,9 @@ def test_identity_is_the_sum_in_worker_order(num_workers, transport):
     ],
 )
 def test_transports_sum_as_exactly_as_their_numbers_can(transport, num_workers, sizes):
-    results = probe("transport_sums", transport, *map(str, sizes), num_workers=num_workers)
+    # On two cores, 10 Mi numbers of three and four workers take their time.
+    arguments = ("transport_sums", transport, *map(str, sizes))
+    results = probe(*arguments, num_workers=num_workers, timeout=400)
     for outcomes in zip(*(result["outcomes"] for result in results), strict=True):
         first = outcomes[0]
         assert all(outcome["digest"] == first["digest"] for outcome in outcomes), first
