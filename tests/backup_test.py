@@ -100,12 +100,25 @@ def test_later_backups_of_a_run_that_ended_are_forgotten(tmp_path):
 
     def go_on(collectives):
         folder = BackupFolder(tmp_path, collectives)
-        folder.forget_after(folder.newest().step)
+        folder.forget_after(folder.newest())
 
     loopback.run_workers(2, go_on)
     assert sorted(path.name for path in tmp_path.glob("*/*16*")) == []
     assert sorted(path.name for path in tmp_path.glob("*/*24*")) == []
     assert len(list(tmp_path.glob("*/step-8.*"))) == 6
+
+
+def test_a_first_backup_that_is_incomplete_is_dropped_but_not_those_of_other_clusters(tmp_path):
+    make(tmp_path, w0of2=[8], w0of3=[8])
+
+    def begin(collectives):
+        folder = BackupFolder(tmp_path, collectives)
+        assert folder.newest() is None
+        folder.forget_after(None)
+
+    loopback.run_workers(2, begin)
+    assert not list(tmp_path.glob("worker-0-of-2/step-*"))
+    assert len(list(tmp_path.glob("worker-0-of-3/step-8.*"))) == 2
 
 
 def test_all_backups_are_deleted_in_the_end_and_nothing_else(tmp_path):

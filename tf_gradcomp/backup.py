@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import tensorflow as tf
+from absl import logging
 
 from tf_gradcomp.transports.base import Collectives
 
@@ -108,16 +109,25 @@ class BackupFolder:
                 f"{what}. Put back what is missing, or start as many workers as have made them; "
                 "to begin anew, delete them or give another backup_dir."
             )
+        if steps:
+            logging.warning(
+                "Training begins anew: the backup of step %d in %s is not of all workers.",
+                *steps,
+                self._path,
+            )
         return None
 
-    def forget_after(self, step: int) -> None:
-        """Deletes later backups of this worker, and on worker 0 those of other numbers of workers.
+    def forget_after(self, backup: Backup | None) -> None:
+        """Deletes later backups than that which training goes on from, or all if it begins anew.
 
         They belong to a run that ended before all workers had made them, and would be taken for
-        this run's.
+        this run's. A worker deletes its own, and worker 0 those of other numbers of workers, too,
+        unless training begins anew: to start too few by mistake must cost nothing.
         """
+        step = 0 if backup is None else backup.step
+        is_first = backup is not None and self._worker_index == 0
         for folder, num_workers, index in self._folders():
-            others = num_workers != self.num_workers and self._worker_index == 0
+            others = num_workers != self.num_workers and is_first
             if others or (num_workers, index) == (self.num_workers, self._worker_index):
                 for name in _list(folder):
                     match = _FILE.match(name)

@@ -227,6 +227,7 @@ class BackupAndRestore(tf.keras.callbacks.Callback):
         reducer = strategy.extended.reducer
         collectives = None if reducer is None else reducer.collectives
         self._adapter = keras_adapters.adapter_of(self.model)
+        self._adapter.start_at(self.model, None)  # whatever an earlier fit, that failed, has left
         self._folder = backup.BackupFolder(self._backup_dir, collectives)
         trackables = self._adapter.trackables(self.model)
         self._progress = checkpoint.Progress(_description(self.model))
@@ -234,7 +235,7 @@ class BackupAndRestore(tf.keras.callbacks.Callback):
         self._steps = self._last_batch = 0
         newest = self._folder.newest()
         self._folder.prepare()
-        self._folder.forget_after(0 if newest is None else newest.step)
+        self._folder.forget_after(newest)
         everything = tf.train.Checkpoint(**trackables, progress=self._progress, exchange=exchange)
         self._manager = self._folder.manager(everything)
         if newest is None:

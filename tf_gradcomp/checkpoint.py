@@ -160,21 +160,21 @@ class Progress(tf.train.experimental.PythonState):
         self.epoch = values["epoch"]
 
 
-class _Reader(tf.train.experimental.PythonState):
-    """Takes what a checkpoint holds for an ``ExchangeState``."""
+class _Bytes(tf.train.experimental.PythonState):
+    """What a checkpoint holds for an ``ExchangeState``, as it is."""
 
-    state: WorkerState | None = None
+    data = b""
 
     def serialize(self) -> bytes:
-        raise NotImplementedError("only for reading")
+        return self.data
 
     def deserialize(self, data: bytes) -> None:
-        self.state = exchange_state.from_bytes(data)
+        self.data = data
 
 
 def _read(checkpoint: str, name: str) -> WorkerState:
-    reader = _Reader()
-    tf.train.Checkpoint(**{name: reader}).read(checkpoint).expect_partial()
-    if reader.state is None:
+    found = _Bytes()
+    tf.train.Checkpoint(**{name: found}).read(checkpoint).expect_partial()
+    if not found.data:
         raise ValueError(f"checkpoint {checkpoint} holds no ExchangeState by the name {name!r}")
-    return reader.state
+    return exchange_state.from_bytes(found.data)

@@ -43,7 +43,7 @@ class PlanState(NamedTuple):
 
     Attributes:
       variables: the names of all its variables.
-      num_exchanges: exchanges so far, if that was counted; else 0.
+      num_exchanges: exchanges so far.
       buckets: those that remember anything.
     """
 
