@@ -199,14 +199,14 @@ def make_plan(
         uncompressed.extend(indices)
     _check_limits(len(buckets), num_workers)
     network = costs.network if buckets else None
-    _warn_of_loss(buckets, network)
+    _warn_if_dense_is_faster(buckets, network)
     dense = [index for index in uncompressed if not variables[index].sparse]
     sparse = [index for index in uncompressed if variables[index].sparse]
     buckets += _dense_buckets(variables, dense) + _row_sparse_buckets(variables, sparse)
     return Plan(tuple(variables), tuple(buckets), network)
 
 
-def _warn_of_loss(buckets: Sequence[Bucket], network: Network | None) -> None:
+def _warn_if_dense_is_faster(buckets: Sequence[Bucket], network: Network | None) -> None:
     """Says so if gradients as they are would be exchanged in less time."""
     compressed = sum(bucket.estimates[0].total for bucket in buckets)
     dense = sum(bucket.estimates[-1].total for bucket in buckets)
