@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import collections
+import json
 import re
 import shutil
 import subprocess
@@ -32,6 +33,8 @@ def main() -> None:
     parser.add_argument("--text", metavar="FILE", help="UTF-8 text to train on")
     parser.add_argument("--epochs", type=int, default=1, help="default: %(default)s")
     parser.add_argument("--steps", type=int, metavar="N", help="steps an epoch; default: all")
+    parser.add_argument("--seed", type=int, default=0, help="default: %(default)s")
+    parser.add_argument("--report", metavar="FILE", help="worker 0 writes its results here (JSON)")
     args = parser.parse_args()
     try:
         words = encode_words(read_text(args.text))
@@ -48,7 +51,8 @@ def train(args: argparse.Namespace, words: np.ndarray) -> None:
 
     strategy = tfgc.CompressedMultiWorkerMirroredStrategy(args.compression)
     is_chief = strategy.cluster_resolver.task_id in (0, None)
-    tf.keras.utils.set_random_seed(0)
+    tf.keras.utils.set_random_seed(args.seed)
+    tf.config.experimental.enable_op_determinism()
     with strategy.scope():
         model = build_model()
         model.compile(
@@ -56,15 +60,19 @@ def train(args: argparse.Namespace, words: np.ndarray) -> None:
             loss=tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         )
     split = len(words) * 9 // 10
-    data = sequences(words[:split], args.steps)
+    data = sequences(words[:split], args.steps, args.seed)
     monitor = tfgc.callbacks.CompressionMonitor()
     verbose = 2 if is_chief else 0
     model.fit(data, epochs=args.epochs, callbacks=[monitor], verbose=verbose, shuffle=False)
     loss = model.evaluate(sequences(words[split:], args.steps), verbose=verbose)
     if is_chief:
         figures = monitor.history[-1]
+        perplexity = float(np.exp(loss))
+        if args.report:
+            report = {"compression": args.compression, "seed": args.seed, "perplexity": perplexity}
+            Path(args.report).write_text(json.dumps(report | figures, indent=2), encoding="utf-8")
         print(
-            f"{args.compression}: perplexity {np.exp(loss):.1f}, "
+            f"{args.compression}: perplexity {perplexity:.1f}, "
             f"{figures['dense_bytes']:,} -> {figures['payload_bytes']:,} bytes a step"
         )
         for name, view in strategy.views.items():
@@ -86,7 +94,7 @@ def build_model() -> Any:
     )
 
 
-def sequences(words: np.ndarray, limit: int | None = None) -> Any:
+def sequences(words: np.ndarray, limit: int | None = None, seed: int = 0) -> Any:
     """Batches of ``(inputs, targets)``, both ``[batch, SEQUENCE]``; targets are a word ahead."""
     import tensorflow as tf
 
@@ -95,7 +103,7 @@ def sequences(words: np.ndarray, limit: int | None = None) -> Any:
     targets = words[1 : count * SEQUENCE + 1].reshape(count, SEQUENCE)
     options = tf.data.Options()
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA
-    data = tf.data.Dataset.from_tensor_slices((inputs, targets)).shuffle(count, seed=0)
+    data = tf.data.Dataset.from_tensor_slices((inputs, targets)).shuffle(count, seed=seed)
     data = data.batch(GLOBAL_BATCH_SIZE, drop_remainder=True)
     return data.take(-1 if limit is None else limit).with_options(options)
 
