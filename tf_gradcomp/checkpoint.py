@@ -107,7 +107,7 @@ class ExchangeState(tf.train.experimental.PythonState):
                 " and ".join(f"that of worker {index}" for index in own) or "residuals of zeros",
             )
         mine = [states[index] for index in own]
-        self._reducer.restore(mine or [exchange_state.without_residuals(states[0])])
+        self._reducer.restore(mine or [exchange_state.in_common(states[0])])
 
 
 def _check_complete(

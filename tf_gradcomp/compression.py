@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -37,6 +38,14 @@ class Compression:
         ``"block_sparse"``, ``"integer"`` or, for ``"identity"``, ``"float16"`` and ``"bfloat16"``,
         ``"all_reduce"``. ``"auto"`` is one of the first two. Low-rank methods and ``"none"`` have
         one way of travelling.
+      momentum: momentum correction, in [0, 1): every worker's own momentum takes the place of its
+        gradient, and what is sent of it begins anew (DGC). The optimizer must have none.
+      global_momentum: in [0, 1): the same with the momentum that all workers have in common (GMC).
+      clip_norm: bound of the Euclidean norm of all gradients of a step, as an optimizer's
+        ``global_clipnorm``: each of ``W`` workers scales its own down to ``clip_norm / sqrt(W)``.
+        ``None`` for none.
+      lr_correction: whether residuals are multiplied by the last learning rate over this one, so
+        that they are repaid in full when it has changed.
 
     Raises:
       ValueError: a field has a bad value; the message names the field and what is allowed.
@@ -48,6 +57,10 @@ class Compression:
     scope: str = "bucket"
     bucket_bytes: int = DEFAULT_BUCKET_BYTES
     transport: str = AUTO_TRANSPORT
+    momentum: float = 0.0
+    global_momentum: float = 0.0
+    clip_norm: float | None = None
+    lr_correction: bool = False
 
     def __post_init__(self) -> None:
         if not isinstance(self.codec, str):
@@ -81,6 +94,7 @@ class Compression:
             raise ValueError(
                 f"bucket_bytes must be an integer of at least 4, got {self.bucket_bytes!r}"
             )
+        self._check_feedback(is_none or isinstance(codec, base.LowRank))
         allowed = [AUTO_TRANSPORT]
         adding = [name for name, transport in TRANSPORTS.items() if transport.needs_addable]
         if not is_none and isinstance(codec, base.Codec):
@@ -92,6 +106,36 @@ class Compression:
                 f"transport of {self.codec!r} must be {' or '.join(allowed)}, "
                 f"got {self.transport!r}{can_be_added if self.transport in adding else ''}"
             )
+
+    def _check_feedback(self, has_no_momentum: bool) -> None:
+        """Checks what is fed back beside the residual, and what is done before."""
+        for field in ("momentum", "global_momentum"):
+            factor = getattr(self, field)
+            if not _is_number(factor) or not 0 <= factor < 1:
+                raise ValueError(f"{field} must be in [0, 1), got {factor!r}")
+            object.__setattr__(self, field, float(factor))
+            if factor and has_no_momentum:
+                raise ValueError(
+                    f"{field} is for codecs; with {self.codec!r} the optimizer has the momentum"
+                )
+            if factor and not self.error_feedback:
+                raise ValueError(
+                    f"{field} is the momentum of what error feedback holds back: it needs "
+                    "error_feedback=true"
+                )
+        if self.momentum and self.global_momentum:
+            raise ValueError("momentum and global_momentum exclude each other")
+        if not isinstance(self.lr_correction, bool):
+            raise ValueError(f"lr_correction must be true or false, got {self.lr_correction!r}")
+        if self.lr_correction and not self.error_feedback:
+            raise ValueError("lr_correction corrects residuals: it needs error_feedback=true")
+        if self.clip_norm is None:
+            return
+        if not _is_number(self.clip_norm) or not 0 < self.clip_norm < math.inf:
+            raise ValueError(f"clip_norm must be positive or none, got {self.clip_norm!r}")
+        if self.is_dense:
+            raise ValueError("clip_norm has no meaning with codec 'none': let the optimizer clip")
+        object.__setattr__(self, "clip_norm", float(self.clip_norm))
 
     @property
     def is_dense(self) -> bool:
@@ -179,6 +223,10 @@ class Compression:
 
     def __str__(self) -> str:
         return self.to_spec()
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _parse_value(text: str) -> Any:

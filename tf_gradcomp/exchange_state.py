@@ -11,7 +11,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-RESIDUAL = "residual"  # how the names of arrays begin that differ from worker to worker
+RESIDUAL = "residual"
+MOMENTUM = "momentum"
+# How the names of arrays begin that differ from worker to worker, and whose sum is what matters.
+OF_WORKERS = (RESIDUAL, MOMENTUM)
 
 _FORMAT = 1
 _HEADER = "header"
@@ -147,14 +150,14 @@ class SavedPlan:
         ]
 
 
-def without_residuals(state: WorkerState) -> WorkerState:
-    """Returns a state with zeros for residuals: the rest is the same on all workers."""
+def in_common(state: WorkerState) -> WorkerState:
+    """Returns a state with zeros for what differs from worker to worker."""
     plans = []
     for plan in state.plans:
         buckets = []
         for bucket in plan.buckets:
             arrays = {
-                name: np.zeros_like(array) if name.startswith(RESIDUAL) else array
+                name: np.zeros_like(array) if name.startswith(OF_WORKERS) else array
                 for name, array in bucket.arrays.items()
             }
             buckets.append(bucket._replace(arrays=arrays))

@@ -2,9 +2,10 @@
 """The ways of exchanging one bucket: payloads of a codec, low-rank factors, rows, or all as it is.
 
 Error feedback adds what one step could not send to the next step's gradient. With a codec, the
-residual lives behind the transform, which is linear: no inverse is needed to update it. Source:
-Seide et al., "1-Bit Stochastic Gradient Descent", INTERSPEECH 2014; for compression in general
-Karimireddy et al., "Error Feedback Fixes SignSGD", ICML 2019 (arXiv 1901.09847).
+residual lives behind the transform, which is linear: no inverse is needed to update it. So does
+momentum, where the exchange has it in place of the optimizer. Source: Seide et al., "1-Bit
+Stochastic Gradient Descent", INTERSPEECH 2014; for compression in general Karimireddy et al.,
+"Error Feedback Fixes SignSGD", ICML 2019 (arXiv 1901.09847).
 
 An exchange is made for one bucket of a plan and holds that bucket's state. Called with this
 worker's gradients, it returns their sums over the workers, and what to store if the step is kept.
@@ -14,8 +15,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
-from typing import ClassVar, NamedTuple, TypeAlias
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import tensorflow as tf
@@ -23,10 +24,13 @@ import tensorflow as tf
 from tf_gradcomp import plan as plan_lib
 from tf_gradcomp import state
 from tf_gradcomp.codecs.base import Codec, Draw, Layout, LowRank, VariableShape
+from tf_gradcomp.compression import Compression
 from tf_gradcomp.controllers import view_choice
-from tf_gradcomp.exchange_state import RESIDUAL, Share
+from tf_gradcomp.exchange_state import OF_WORKERS, RESIDUAL, Share
+from tf_gradcomp.feedback.momentum import GlobalMomentum, LocalMomentum, Momentum, Velocities
+from tf_gradcomp.feedback.rate_correction import RateCorrection
 from tf_gradcomp.transports import TRANSPORTS
-from tf_gradcomp.transports.base import Collectives
+from tf_gradcomp.transports.base import Collectives, cut, join
 from tf_gradcomp.transports.dense import Dense
 from tf_gradcomp.transports.row_sparse import RowSparse
 
@@ -72,31 +76,34 @@ class CompressedExchange:
         self._shard_layout = self._layout.shard(num_shards)
         is_adaptive = any(len(names) > 1 for names in self._transform.candidates)
         self._choice = (
-            state.local_integers((len(self._variables),), f"view_{number}") if is_adaptive else None
+            state.host_zeros((len(self._variables),), f"view_{number}") if is_adaptive else None
         )
         shapes = self._transport.residual_shapes(self._layout.shape, self._shard_layout.shape)
-        self.residuals = _residuals(plan, number, shapes, collectives)
+        compression = _compression(self.bucket)
+        self.residuals = _residuals(compression, number, shapes, collectives)
+        self._momentum = _momentum(compression, self._layout.shape, collectives)
+        self._rate = _rate_correction(compression)
 
     @property
     def memory(self) -> dict[str, tf.Variable]:
         """What is remembered from step to step, by name."""
         views = {} if self._choice is None else {"views": self._choice}
-        return _by_name(RESIDUAL, self.residuals) | views
+        momentum = {} if self._momentum is None else {self._momentum.name: self._momentum.variable}
+        return _by_name(RESIDUAL, self.residuals) | views | momentum | _memory_of(self._rate)
 
     def restore(self, shares: Sequence[Share]) -> None:
         """Goes on from what other exchanges remembered, of which each is given to one worker.
 
         The residuals of all workers add up to what they did there.
         """
-        if self._choice is not None:
-            self._choice.assign(shares[0].arrays["views"])
-        if not self.residuals:
+        residuals = _by_name(RESIDUAL, self.residuals)
+        _restore({k: v for k, v in self.memory.items() if k not in residuals}, shares)
+        if not residuals:
             return
         (share, *others) = shares
         here = (self._collectives.num_workers, self.bucket.transport)
         if not others and (share.num_workers, share.transport) == here:
-            for name, residual in _by_name(RESIDUAL, self.residuals).items():
-                residual.assign(share.arrays[name])
+            _restore(residuals, shares)
             return
         merged = list(map(_merged_residual, shares))
         self.residuals[0].assign(tf.add_n(merged))
@@ -115,31 +122,47 @@ class CompressedExchange:
             for variable, names, index in zip(self._variables, candidates, choice, strict=False)
         }
 
-    def __call__(self, gradients: Sequence[tf.Tensor], draw: Draw) -> Reduced:
+    def __call__(
+        self, gradients: Sequence[tf.Tensor], draw: Draw, learning_rate: tf.Tensor | None = None
+    ) -> Reduced:
         packed = _pack(gradients, tf.float32)
-        residuals = [residual.read_value() for residual in self.residuals]
+        residuals, updates = _repaid(self.residuals, self._rate, learning_rate)
         transform = self._transform
         if self._choice is not None:
             transform = transform.at(self._choice.read_value())
         coder = _Coder(self._codec, self._shard_layout, draw, self._collectives.num_workers)
-        summed = self._transport.sum(coder, transform.forward(packed), residuals)
+        meant = transform.forward(packed)
+        if self._momentum is not None:
+            meant = self._momentum.add(meant)
+        summed = self._transport.sum(coder, meant, residuals)
         bucket = transform.inverse(summed.total, self.bucket.num_elements)
         if not self._codec.lossless:
             # Bits of a payload that is not finite say nothing about any element of the bucket.
             (bucket,) = _nan_unless(summed.finite, [bucket])
         sums = _unpack(bucket, gradients)
         narrow = [total for total in sums if total.dtype.size < tf.float32.size]
-        lost, updates = list(summed.residuals), []
+        lost, momentum = list(summed.residuals), []
+        if self._momentum is not None:
+            momentum = [self._momentum.following(meant, summed.total, coder.without_sent)]
         if self._choice is not None:
-            choice, lost = self._choose_views(self._choice, packed, lost, draw.step)
+            choice, lost, momentum = self._choose_views(
+                self._choice, packed, lost, momentum, draw.step
+            )
             updates.append((self._choice, choice))
         updates.extend(zip(self.residuals, lost, strict=True))
+        if self._momentum is not None:
+            updates.append((self._momentum.variable, *momentum))
         return Reduced(sums, lambda: summed.finite & all_finite(narrow), updates)
 
     def _choose_views(
-        self, choice: tf.Variable, packed: tf.Tensor, residuals: list[tf.Tensor], step: tf.Tensor
-    ) -> tuple[tf.Tensor, list[tf.Tensor]]:
-        """Returns the views for the next step, and the residuals as seen in them.
+        self,
+        choice: tf.Variable,
+        packed: tf.Tensor,
+        residuals: list[tf.Tensor],
+        momentum: list[tf.Tensor],
+        step: tf.Tensor,
+    ) -> tuple[tf.Tensor, list[tf.Tensor], list[tf.Tensor]]:
+        """Returns the views for the next step, and residuals and momentum as seen in them.
 
         Not for this step: to compare takes a message, for which encoding would have to wait.
         """
@@ -152,16 +175,20 @@ class CompressedExchange:
 
         new = tf.cond(view_choice.is_due(step), compare, lambda: tf.identity(old))
         if not residuals:
-            return new, []
+            return new, [], []
 
-        def move() -> list[tf.Tensor]:
+        def seen(coefficients: tf.Tensor) -> tf.Tensor:
+            elements = self._transform.at(old).inverse(coefficients, self.bucket.num_elements)
+            return self._transform.at(new).forward(elements)
+
+        def move() -> tuple[list[tf.Tensor], list[tf.Tensor]]:
             left = self._transport.merge(residuals, self._collectives.worker_index)
-            elements = self._transform.at(old).inverse(left, self.bucket.num_elements)
-            moved = self._transform.at(new).forward(elements)
-            return [moved, *map(tf.zeros_like, residuals[1:])]
+            return [seen(left), *map(tf.zeros_like, residuals[1:])], list(map(seen, momentum))
 
-        is_same = tf.reduce_all(tf.equal(new, old))
-        return new, tf.cond(is_same, lambda: list(map(tf.identity, residuals)), move)
+        def stay() -> tuple[list[tf.Tensor], list[tf.Tensor]]:
+            return list(map(tf.identity, residuals)), list(map(tf.identity, momentum))
+
+        return new, *tf.cond(tf.reduce_all(tf.equal(new, old)), stay, move)
 
 
 class _Coder:
@@ -175,6 +202,7 @@ class _Coder:
         self._layout = layout
         self._draw = draw
         self._num_workers = num_workers
+        self._sent: dict[int, tf.Tensor | None] = {}  # positions, by shard
 
     def encode(
         self, shard: int, coefficients: tf.Tensor, residual: tf.Tensor | None, second: bool = False
@@ -187,7 +215,19 @@ class _Coder:
             # Random-k scales up what it keeps unless there is a residual: once is enough.
             zeros = tf.zeros(self.shape)
             return self._codec.encode(coefficients, zeros, self._layout, draw).payload, None
-        return self._codec.encode(coefficients, residual, self._layout, draw)
+        encoded = self._codec.encode(coefficients, residual, self._layout, draw)
+        if not second:
+            self._sent[shard] = encoded.positions
+        return encoded.payload, encoded.residual
+
+    def without_sent(self, coefficients: tf.Tensor) -> tf.Tensor:
+        """Returns the bucket's coefficients with zeros for the items that this worker has sent."""
+        shards = cut(coefficients, len(self._sent), self.shape)
+        unsent = [
+            self._codec.without(part, self._sent[shard], self._layout)
+            for shard, part in enumerate(shards)
+        ]
+        return join(unsent, coefficients)
 
     def decode_sum(self, shard: int, payloads: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         draw = self._draw._replace(shard=shard)
@@ -224,24 +264,27 @@ class LowRankExchange:
             for shape in method.factor_shapes(shapes)
         ]
         self._transport = Dense(collectives)
-        self.residuals = _residuals(plan, number, [(bucket.num_elements,)], collectives)
+        compression = _compression(bucket)
+        self.residuals = _residuals(compression, number, [(bucket.num_elements,)], collectives)
+        self._rate = _rate_correction(compression)
 
     @property
     def memory(self) -> dict[str, tf.Variable]:
         """What is remembered from step to step, by name."""
-        return _by_name(RESIDUAL, self.residuals) | _by_name(_FACTOR, self._factors)
+        factors = _by_name(_FACTOR, self._factors)
+        return _by_name(RESIDUAL, self.residuals) | factors | _memory_of(self._rate)
 
     def restore(self, shares: Sequence[Share]) -> None:
         """Goes on from what other exchanges remembered; see ``CompressedExchange``."""
-        for name, factor in _by_name(_FACTOR, self._factors).items():
-            factor.assign(shares[0].arrays[name])
-        for name, residual in _by_name(RESIDUAL, self.residuals).items():
-            residual.assign(tf.add_n([tf.constant(share.arrays[name]) for share in shares]))
+        _restore(self.memory, shares)
 
-    def __call__(self, gradients: Sequence[tf.Tensor], draw: Draw) -> Reduced:
+    def __call__(
+        self, gradients: Sequence[tf.Tensor], draw: Draw, learning_rate: tf.Tensor | None = None
+    ) -> Reduced:
         meant = _pack(gradients, tf.float32)
-        for residual in self.residuals:
-            meant += residual.read_value()
+        residuals, updates = _repaid(self.residuals, self._rate, learning_rate)
+        for residual in residuals:
+            meant += residual
         parts = _split(meant, self._shapes)
         matrices, raw = parts[: self._num_matrices], parts[self._num_matrices :]
         factors = [factor.read_value() for factor in self._factors]
@@ -250,7 +293,7 @@ class LowRankExchange:
         messages_finite = all_finite([*outcome.factors, *outcome.raw])
         totals = _nan_unless(messages_finite, [*outcome.totals, *outcome.raw])
         sums = [_like(total, gradient) for total, gradient in zip(totals, gradients, strict=True)]
-        updates = list(zip(self._factors, outcome.factors, strict=True))
+        updates.extend(zip(self._factors, outcome.factors, strict=True))
         for residual in self.residuals:
             updates.append((residual, meant - _pack([*outcome.sent, *raw], tf.float32)))
         return Reduced(sums, lambda: all_finite(sums), updates)
@@ -261,53 +304,93 @@ class LowRankExchange:
         return _split(total, [tensor.shape for tensor in tensors])
 
 
-class _Memoryless:
-    """Base of exchanges that remember nothing."""
-
-    memory: ClassVar[dict[str, tf.Variable]] = {}
-
-    def restore(self, shares: Sequence[Share]) -> None:
-        """Does nothing."""
-
-
-class DenseExchange(_Memoryless):
-    """Sums one bucket as it is."""
-
-    def __init__(self, plan: plan_lib.Plan, number: int, collectives: Collectives) -> None:
-        self.bucket = plan.buckets[number]
-        self._transport = Dense(collectives)
-
-    def __call__(self, gradients: Sequence[tf.Tensor], draw: Draw) -> Reduced:
-        total = self._transport.sum(_pack(gradients, tf.as_dtype(self.bucket.dtype)))
-        return Reduced(_unpack(total, gradients), lambda: all_finite([total]))
-
-
-class RowSparseExchange(_Memoryless):
-    """Sums sparse gradients row by row.
+class UncompressedExchange:
+    """Base of exchanges without compression, which remember momentum at most.
 
     Attributes:
       bucket: which gradients it exchanges.
-      sent: int64 variable: bytes that this worker has contributed so far.
     """
 
     def __init__(self, plan: plan_lib.Plan, number: int, collectives: Collectives) -> None:
         self.bucket = plan.buckets[number]
+        self._velocities: Velocities | None = None
+        if plan.momentum and tf.as_dtype(self.bucket.dtype).is_floating:
+            shapes = [plan.variables[index].shape for index in self.bucket.indices]
+            self._velocities = Velocities(plan.momentum, shapes, collectives.device)
+
+    @property
+    def memory(self) -> dict[str, tf.Variable]:
+        """What is remembered from step to step, by name."""
+        velocities = [] if self._velocities is None else self._velocities.variables
+        return _by_name(_VELOCITY, velocities)
+
+    def restore(self, shares: Sequence[Share]) -> None:
+        """Goes on from what other exchanges remembered; see ``CompressedExchange``."""
+        _restore(self.memory, shares)
+
+    def _with_momentum(self, sums: list[tf.Tensor | tf.IndexedSlices]) -> Reduced:
+        """Returns the outcome of an exchange that has come to these sums."""
+        values = [total.values if isinstance(total, tf.IndexedSlices) else total for total in sums]
+        if self._velocities is None:
+            return Reduced(sums, lambda: all_finite(values))
+        added = self._velocities.add(sums)
+        gradients = [tf.cast(new, part.dtype) for new, part in zip(added, values, strict=True)]
+        updates = list(zip(self._velocities.variables, added, strict=True))
+        return Reduced(gradients, lambda: all_finite([*values, *gradients]), updates)
+
+
+class DenseExchange(UncompressedExchange):
+    """Sums one bucket as it is."""
+
+    def __init__(self, plan: plan_lib.Plan, number: int, collectives: Collectives) -> None:
+        super().__init__(plan, number, collectives)
+        self._transport = Dense(collectives)
+
+    def __call__(
+        self, gradients: Sequence[tf.Tensor], draw: Draw, learning_rate: tf.Tensor | None = None
+    ) -> Reduced:
+        total = self._transport.sum(_pack(gradients, tf.as_dtype(self.bucket.dtype)))
+        return self._with_momentum(_unpack(total, gradients))
+
+
+class RowSparseExchange(UncompressedExchange):
+    """Sums sparse gradients row by row.
+
+    Attributes:
+      sent: int64 variable: bytes that this worker has contributed so far.
+    """
+
+    def __init__(self, plan: plan_lib.Plan, number: int, collectives: Collectives) -> None:
+        super().__init__(plan, number, collectives)
         shapes = [plan.variables[index].shape for index in self.bucket.indices]
         self._transport = RowSparse(collectives, shapes)
-        self.sent = state.local_integers((), f"row_sparse_bytes_{number}", tf.int64)
+        self.sent = state.host_zeros((), f"row_sparse_bytes_{number}", tf.int64)
 
-    def __call__(self, gradients: Sequence[tf.IndexedSlices], draw: Draw) -> Reduced:
+    def __call__(
+        self,
+        gradients: Sequence[tf.IndexedSlices],
+        draw: Draw,
+        learning_rate: tf.Tensor | None = None,
+    ) -> Reduced:
         sums, payload_bytes = self._transport.sum(gradients)
         with tf.device(self.sent.device):
             self.sent.assign_add(payload_bytes)
-        return Reduced(sums, lambda: all_finite([total.values for total in sums]))
+        return self._with_momentum(sums)
 
 
 _FACTOR = "factor"
+_VELOCITY = "velocity"
 
 
 def _by_name(name: str, variables: Sequence[tf.Variable]) -> dict[str, tf.Variable]:
     return {f"{name}_{number}": variable for number, variable in enumerate(variables)}
+
+
+def _restore(memory: Mapping[str, tf.Variable], shares: Sequence[Share]) -> None:
+    """Assigns what all workers had in common, and the sums of what each had of its own."""
+    for name, variable in memory.items():
+        arrays = [share.arrays[name] for share in shares]
+        variable.assign(np.sum(arrays, axis=0) if name.startswith(OF_WORKERS) else arrays[0])
 
 
 def _merged_residual(share: Share) -> tf.Tensor:
@@ -339,15 +422,18 @@ def all_finite(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
     return tf.reduce_all(checks) if checks else tf.constant(True)
 
 
+def _compression(bucket: plan_lib.Bucket) -> Compression:
+    assert bucket.compression is not None
+    return bucket.compression
+
+
 def _residuals(
-    plan: plan_lib.Plan,
+    compression: Compression,
     number: int,
     shapes: Sequence[tuple[int, ...]],
     collectives: Collectives,
 ) -> list[tf.Variable]:
     """Makes the residuals of a bucket, if its compression asks for error feedback."""
-    compression = plan.buckets[number].compression
-    assert compression is not None
     if not compression.error_feedback:
         return []
     names = [f"residual_{number}_{i}" if i else f"residual_{number}" for i in range(len(shapes))]
@@ -355,6 +441,42 @@ def _residuals(
         state.local_zeros(shape, collectives.device, name)
         for shape, name in zip(shapes, names, strict=True)
     ]
+
+
+def _momentum(
+    compression: Compression, shape: tuple[int, ...], collectives: Collectives
+) -> Momentum | None:
+    """Makes the momentum of a bucket, if its compression has any."""
+    if compression.momentum:
+        return LocalMomentum(compression.momentum, shape, collectives.device)
+    if compression.global_momentum:
+        factor = compression.global_momentum
+        return GlobalMomentum(factor, shape, collectives.device, collectives.num_workers)
+    return None
+
+
+def _rate_correction(compression: Compression) -> RateCorrection | None:
+    return RateCorrection() if compression.lr_correction else None
+
+
+def _memory_of(rate: RateCorrection | None) -> dict[str, tf.Variable]:
+    return {} if rate is None else {"learning_rate": rate.variable}
+
+
+def _repaid(
+    residuals: Sequence[tf.Variable], rate: RateCorrection | None, learning_rate: tf.Tensor | None
+) -> tuple[list[tf.Tensor], list[state.Update]]:
+    """Returns what to add to this step's gradients of the steps before, and what to store."""
+    values = [residual.read_value() for residual in residuals]
+    if rate is None:
+        return values, []
+    if learning_rate is None:
+        raise ValueError(
+            "lr_correction needs the learning rate, which is not known here: give it to "
+            "all_reduce_gradients, or let a Keras optimizer reduce the gradients"
+        )
+    scale = rate.scale(learning_rate)
+    return [scale * value for value in values], [(rate.variable, rate.following(learning_rate))]
 
 
 def _nan_unless(finite: tf.Tensor, tensors: list[tf.Tensor]) -> list[tf.Tensor]:

@@ -117,7 +117,8 @@ def measure_work(
 
         @tf.function(autograph=False)
         def run(gradients: list[tf.Tensor], step: tf.Tensor) -> tf.Tensor:
-            reduced = exchange(gradients, Draw(0, collectives.worker_index, step))
+            draw = Draw(0, collectives.worker_index, step)
+            reduced = exchange(gradients, draw, learning_rate=tf.constant(1.0))
             results = [*reduced.gradients, reduced.finite(), *(new for _, new in reduced.updates)]
             # A little of each: who reads that has waited for all of them.
             return tf.concat([tf.cast(tf.reshape(t, [-1])[:1], tf.float32) for t in results], 0)

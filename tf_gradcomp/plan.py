@@ -63,11 +63,13 @@ class Plan:
     Attributes:
       variables: what is known of each variable.
       buckets: a partition of the variables.
+      momentum: of what is exchanged without compression, in place of the optimizer's; 0 for none.
       network: what the estimates of compressed buckets say of the network; ``None`` without any.
     """
 
     variables: tuple[VariableInfo, ...]
     buckets: tuple[Bucket, ...]
+    momentum: float = 0.0
     network: Network | None = dataclasses.field(default=None, compare=False)
 
     @property
@@ -203,7 +205,7 @@ def make_plan(
     dense = [index for index in uncompressed if not variables[index].sparse]
     sparse = [index for index in uncompressed if variables[index].sparse]
     buckets += _dense_buckets(variables, dense) + _row_sparse_buckets(variables, sparse)
-    return Plan(tuple(variables), tuple(buckets), network)
+    return Plan(tuple(variables), tuple(buckets), policy.momentum, network)
 
 
 def _warn_if_dense_is_faster(buckets: Sequence[Bucket], network: Network | None) -> None:

@@ -51,6 +51,9 @@ class Policy:
     A sparse gradient (``tf.IndexedSlices``, of an embedding) is exchanged row by row, without loss.
     Only a rule that matches its variable compresses it, and makes it dense first.
 
+    An optimizer is one for all variables, and so is what takes the place of its momentum and
+    clipping: it must be the same in all compressions, and what is sent as it is has it, too.
+
     Attributes:
       default: compression of variables that no rule matches.
       rules: ``(pattern, compression)`` pairs; patterns as in ``fnmatch``, for example
@@ -59,7 +62,8 @@ class Policy:
       min_elements: smallest number of elements compressed by default.
 
     Raises:
-      ValueError: a compression or limit is not valid.
+      ValueError: a compression or limit is not valid, or compressions differ in ``momentum``,
+        ``global_momentum`` or ``clip_norm``.
     """
 
     default: Compression = Compression()
@@ -79,6 +83,13 @@ class Policy:
             value = getattr(self, field)
             if isinstance(value, bool) or not isinstance(value, int) or value < 0:
                 raise ValueError(f"Policy: {field} must be an integer of at least 0, got {value!r}")
+        for field in ("momentum", "global_momentum", "clip_norm"):
+            values = {getattr(compression, field) for compression in self._compressions()}
+            if len(values) > 1:
+                raise ValueError(
+                    f"Policy: {field} must be the same in all compressions, got "
+                    f"{' and '.join(sorted(map(str, values)))}"
+                )
 
     def compression_for(self, variable: VariableInfo) -> Compression | None:
         """Returns the variable's compression, or ``None`` if it is sent as it is."""
@@ -96,8 +107,27 @@ class Policy:
     @property
     def is_dense(self) -> bool:
         """Whether nothing is compressed, whatever the variables."""
+        return not self._compressions()
+
+    @property
+    def momentum(self) -> float:
+        """The momentum that the optimizer leaves to the exchange; 0 for none."""
+        return max((c.momentum or c.global_momentum for c in self._compressions()), default=0.0)
+
+    @property
+    def clip_norm(self) -> float | None:
+        """Bound of the norm of a step's gradients; ``None`` for none."""
+        return next((c.clip_norm for c in self._compressions()), None)
+
+    @property
+    def lr_correction(self) -> bool:
+        """Whether any compression needs to know the learning rate."""
+        return any(compression.lr_correction for compression in self._compressions())
+
+    def _compressions(self) -> list[Compression]:
+        """Returns all compressions but those that send gradients as they are."""
         compressions = [self.default, *(compression for _, compression in self.rules)]
-        return all(compression.is_dense for compression in compressions)
+        return [compression for compression in compressions if not compression.is_dense]
 
     def unmatched_patterns(self, names: Collection[str]) -> list[str]:
         """Returns the rules' patterns that none of the names matches."""

@@ -4,10 +4,12 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
+import numpy as np
 import tensorflow as tf
 from absl import logging
 
@@ -18,7 +20,7 @@ from tf_gradcomp.codecs.base import Draw
 from tf_gradcomp.costs import Costs
 from tf_gradcomp.drift import DriftCheck, DriftWatch
 from tf_gradcomp.exchange_state import (
-    RESIDUAL,
+    OF_WORKERS,
     BucketState,
     PlanState,
     SavedStates,
@@ -149,11 +151,13 @@ class GradientReducer:
         variables: Sequence[VariableInfo],
         owners: Mapping[str, weakref.ref[Any]],
         others: Sequence[tf.Tensor] = (),
+        learning_rate: tf.Tensor | None = None,
     ) -> list[Gradient]:
         """Sums gradients over the workers.
 
         Sparse gradients stay sparse, with distinct ascending indices, unless the policy has a
-        compression for them.
+        compression for them, or momentum. With momentum, sums of what the optimizer's velocity
+        would be take the place of the gradients' sums.
 
         An Inf or NaN on any worker reaches all workers, and spoils its whole bucket unless that is
         exchanged without loss. The residuals and factors of all buckets then stay as they were
@@ -165,12 +169,14 @@ class GradientReducer:
           owners: the key of each variable, in order, and the variable itself.
           others: sums of further gradients of the step, which have travelled another way. An
             Inf or NaN in them counts as well.
+          learning_rate: float32 scalar, the optimizer's in this step, if it is known.
 
         Returns:
           The sums, shaped and typed like ``gradients``; the same bits on every worker.
 
         Raises:
           PlanMismatchError: the workers' plans differ.
+          ValueError: a compression needs the learning rate, and there is none.
         """
         sums: dict[int, Gradient] = {}
         finite: list[Callable[[], tf.Tensor]] = [lambda: all_finite(others)]
@@ -178,6 +184,9 @@ class GradientReducer:
         with tf.device(self.collectives.device):
             entry = self._entry_for(variables, owners)
             step = entry.next_step()
+            if self.policy.clip_norm is not None:
+                bound = self.policy.clip_norm / math.sqrt(self.collectives.num_workers)
+                gradients = _clipped(gradients, bound)
             for number, exchange in enumerate(entry.exchanges):
                 indices = exchange.bucket.indices
                 members = [gradients[index] for index in indices]
@@ -186,7 +195,7 @@ class GradientReducer:
                 draw = Draw(number, self.collectives.worker_index, step)
                 # The name is what an error of a collective shows.
                 with tf.name_scope(f"gradient_exchange_bucket_{number}"):
-                    reduced = exchange(members, draw)
+                    reduced = exchange(members, draw, learning_rate)
                 sums.update(zip(indices, reduced.gradients, strict=True))
                 finite.append(reduced.finite)
                 updates.extend(reduced.updates)
@@ -219,7 +228,7 @@ class GradientReducer:
             exchanges = [
                 make_exchange(plan, number, self.collectives) for number in range(len(plan.buckets))
             ]
-            counter = state.local_integers((), "exchanges")
+            counter = state.host_zeros((), "exchanges")
             refs = tuple(owners.values())
             watch = None
             if self._drift_check is not None:
@@ -293,7 +302,7 @@ class _Entry(NamedTuple):
         digest = hashlib.sha256()
         for exchange in self.exchanges:
             for name, variable in exchange.memory.items():
-                if not name.startswith(RESIDUAL):
+                if not name.startswith(OF_WORKERS):
                     digest.update(name.encode() + variable.numpy().tobytes())
         label = f"exchanges of {self._names[0]} and {len(self._names) - 1} more variables"
         return Fact(label, f"{int(self.counter)} so far, state {digest.hexdigest()[:16]}")
@@ -316,6 +325,24 @@ class _Entry(NamedTuple):
         """Takes note that this exchange has happened."""
         with tf.device(self.counter.device):
             self.counter.assign_add(1)
+
+
+def _clipped(gradients: Sequence[Gradient], bound: float) -> list[Gradient]:
+    """Scales gradients down so that their Euclidean norm, all in all, is at most ``bound``.
+
+    If it is not finite, all become NaN: an Inf must not become a harmless zero.
+    """
+    values = [g.values if isinstance(g, tf.IndexedSlices) else g for g in gradients]
+    norm = tf.linalg.global_norm([tf.cast(value, tf.float32) for value in values])
+    scale = tf.where(tf.math.is_finite(norm), bound / tf.maximum(norm, bound), np.float32("nan"))
+
+    def scaled(gradient: Gradient) -> Gradient:
+        if isinstance(gradient, tf.IndexedSlices):
+            values = scaled(gradient.values)
+            return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
+        return gradient * tf.cast(scale, gradient.dtype)
+
+    return list(map(scaled, gradients))
 
 
 def _as_dense(gradient: Gradient, variable: VariableInfo) -> tf.Tensor:

@@ -22,8 +22,8 @@ def local_zeros(shape: tuple[int, ...], device: str, name: str) -> tf.Variable:
     return compat.local_variable(lambda: tf.zeros(shape, tf.float32), device, name)
 
 
-def local_integers(shape: tuple[int, ...], name: str, dtype: tf.DType = tf.int32) -> tf.Variable:
-    """Makes a variable of zeros, in host memory.
+def host_zeros(shape: tuple[int, ...], name: str, dtype: tf.DType = tf.int32) -> tf.Variable:
+    """Makes a variable of zeros like ``local_zeros``, in host memory.
 
     Args:
       shape: its static shape.

@@ -91,7 +91,8 @@ class Parts:
     def _exchange(self, number: int, gradients: Sequence[Gradient], step: tf.Tensor) -> Reduced:
         exchange = self._exchanges[number]
         draw = Draw(number, self._network.worker_index, step)
-        return exchange([gradients[index] for index in exchange.bucket.indices], draw)
+        own = [gradients[index] for index in exchange.bucket.indices]
+        return exchange(own, draw, learning_rate=tf.constant(1.0))
 
 
 def _is_cut(exchange: Exchange) -> bool:

@@ -38,10 +38,12 @@ class Encoded(NamedTuple):
       residual: float32, shaped like the coefficients: what was meant minus what the payload
         decodes to. Undefined where the coefficients were not finite. ``None`` if it was not
         asked for.
+      positions: which items the payload holds, for ``Codec.without``; ``None`` for all.
     """
 
     payload: tf.Tensor
     residual: tf.Tensor | None
+    positions: tf.Tensor | None = None
 
 
 MAX_BUCKETS = 1 << 16
@@ -374,6 +376,19 @@ class Codec(abc.ABC):
             feedback, and then no new one is made.
           layout: shape of the coefficients.
           draw: the randomness, for stochastic codecs.
+        """
+
+    @abc.abstractmethod
+    def without(
+        self, coefficients: tf.Tensor, positions: tf.Tensor | None, layout: Layout
+    ) -> tf.Tensor:
+        """Returns coefficients with zeros for the items that an ``Encoded`` holds.
+
+        Args:
+          coefficients: float32 ``[N]`` or ``[N, c]``.
+          positions: which items these are. ``None``, for all of them, leaves all as they are: it is
+            no choice.
+          layout: shape of the coefficients.
         """
 
     @abc.abstractmethod

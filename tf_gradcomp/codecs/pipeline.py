@@ -69,7 +69,16 @@ class Pipeline(base.Codec):
         if with_residual:
             residual = self.sparsifier.replace(selected.total, selected.positions, error)
         sent = selected.positions[: self.sparsifier.num_words(layout)]
-        return base.Encoded(tf.concat([sent, codes], axis=0), residual)
+        payload = tf.concat([sent, codes], axis=0)
+        return base.Encoded(payload, residual, selected.positions)
+
+    def without(
+        self, coefficients: tf.Tensor, positions: tf.Tensor | None, layout: base.Layout
+    ) -> tf.Tensor:
+        if self.sparsifier is None or positions is None:
+            return coefficients
+        zeros = tf.zeros((self.sparsifier.num_kept(layout), *layout.shape[1:]))
+        return self.sparsifier.replace(coefficients, positions, zeros)
 
     def decode_sum(
         self, payloads: tf.Tensor, layout: base.Layout, draw: base.Draw

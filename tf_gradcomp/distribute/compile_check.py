@@ -9,7 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_gradcomp.distribute import gradient_scope
+from tf_gradcomp.distribute import gradient_scope, optimizer_check
 
 JIT_COMPILE_MESSAGE = (
     "jit_compile=True does not work with compressed gradients: the codec's operations have no XLA "
@@ -30,6 +30,9 @@ def install(model_class: Any) -> None:
             arguments = signature.bind(self, *args, **kwargs).arguments
             if arguments.get("jit_compile") is True:
                 raise ValueError(JIT_COMPILE_MESSAGE)
-        return original(self, *args, **kwargs)
+        result = original(self, *args, **kwargs)
+        if gradient_scope.is_compressed(strategy):
+            optimizer_check.require_no_momentum(getattr(self, "optimizer", None), strategy.policy)
+        return result
 
     model_class.compile = checked_compile

@@ -66,31 +66,32 @@ class CompressedCollectiveAllReduce(compat.CollectiveAllReduce):
     def _all_reduce(
         self, reduce_op: Any, value: Any, replica_id: int, options: compat.Options
     ) -> Any:
-        variables = gradient_scope.marked_variables(options)
-        if variables is None or self.reducer is None:
+        mark = gradient_scope.mark_of(options)
+        if mark is None or self.reducer is None:
             return super()._all_reduce(reduce_op, value, replica_id, options)
         return tf.nest.pack_sequence_as(
-            value, self._reduce_gradients(reduce_op, tf.nest.flatten(value), variables)
+            value, self._reduce_gradients(reduce_op, tf.nest.flatten(value), mark)
         )
 
     def _all_reduce_per_replica_values(
         self, reduce_op: Any, per_replica_values: Any, options: compat.Options
     ) -> list[Any]:
-        variables = gradient_scope.marked_variables(options)
-        if variables is None or self.reducer is None or len(self._devices) == 1:
+        mark = gradient_scope.mark_of(options)
+        if mark is None or self.reducer is None or len(self._devices) == 1:
             return super()._all_reduce_per_replica_values(reduce_op, per_replica_values, options)
         with self._lock, tf.device(self._devices[0]):
             local_sums = [_sum_replicas(value.values) for value in per_replica_values]
-            reduced = self._reduce_gradients(reduce_op, local_sums, variables)
+            reduced = self._reduce_gradients(reduce_op, local_sums, mark)
         return [self._mirror(gradient) for gradient in reduced]
 
     def _reduce_gradients(
         self,
         reduce_op: Any,
         gradients: Sequence[gradient_scope.Gradient],
-        variables: Sequence[gradient_scope.MarkedVariable],
+        mark: gradient_scope.GradientMark,
     ) -> list[gradient_scope.Gradient]:
         assert self.reducer is not None
+        variables = mark.variables
         if len(gradients) != len(variables):
             raise ValueError(
                 f"{len(gradients)} gradients are reduced for {len(variables)} variables; "
@@ -117,6 +118,7 @@ class CompressedCollectiveAllReduce(compat.CollectiveAllReduce):
                 list(planned.values()),
                 {variables[i].key: variables[i].owner for i in planned},
                 others,
+                mark.learning_rate,
             )
             for index, gradient in zip(planned, reduced, strict=True):
                 results[index] = gradient

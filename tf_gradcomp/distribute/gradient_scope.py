@@ -33,12 +33,24 @@ class MarkedVariable(NamedTuple):
     owner: weakref.ref[Any]
 
 
-class GradientOptions(compat.Options):
-    """Options of an all-reduce whose values are gradients of ``variables``, in that order."""
+class GradientMark(NamedTuple):
+    """What is known of gradients that are reduced.
 
-    def __init__(self, variables: Iterable[MarkedVariable]) -> None:
+    Attributes:
+      variables: what they are gradients of, in order.
+      learning_rate: float32 scalar, the optimizer's in this step; ``None`` if it is not known.
+    """
+
+    variables: tuple[MarkedVariable, ...]
+    learning_rate: tf.Tensor | None
+
+
+class GradientOptions(compat.Options):
+    """Options of an all-reduce whose values are gradients."""
+
+    def __init__(self, mark: GradientMark) -> None:
         super().__init__()
-        self.variables = tuple(variables)
+        self.mark = mark
 
 
 class StrategyOptions(compat.Options):
@@ -47,13 +59,13 @@ class StrategyOptions(compat.Options):
     def merge(self, options: compat.Options | None) -> compat.Options:
         merged = super().merge(options)
         if isinstance(options, GradientOptions):
-            merged.variables = options.variables
+            merged.mark = options.mark
         return merged
 
 
-def marked_variables(options: compat.Options | None) -> tuple[MarkedVariable, ...] | None:
-    """Returns the variables of a marked all-reduce, ``None`` for any other."""
-    return getattr(options, "variables", None)
+def mark_of(options: compat.Options | None) -> GradientMark | None:
+    """Returns the mark of an all-reduce of gradients, ``None`` for any other."""
+    return getattr(options, "mark", None)
 
 
 def is_compressed(strategy: Any) -> bool:
@@ -64,6 +76,7 @@ def is_compressed(strategy: Any) -> bool:
 @tf.autograph.experimental.do_not_convert
 def all_reduce_gradients(
     grads_and_vars: Iterable[tuple[Gradient | None, Any]],
+    learning_rate: tf.Tensor | float | None = None,
 ) -> list[tuple[Gradient | None, Any]]:
     """Sums gradients over all replicas, compressed as the strategy says.
 
@@ -75,6 +88,7 @@ def all_reduce_gradients(
     Args:
       grads_and_vars: pairs ``(gradient, variable)``; a gradient is a tensor of the variable's
         shape, a ``tf.IndexedSlices``, or ``None``.
+      learning_rate: what the sums will be multiplied by; needed with ``lr_correction`` only.
 
     Returns:
       The pairs with summed gradients, ``None`` where there was none.
@@ -82,11 +96,15 @@ def all_reduce_gradients(
     Raises:
       RuntimeError: not in a replica context.
     """
-    return reduce_pairs(list(grads_and_vars), names={})
+    if learning_rate is not None:
+        learning_rate = tf.cast(learning_rate, tf.float32)
+    return reduce_pairs(list(grads_and_vars), {}, learning_rate)
 
 
 def reduce_pairs(
-    pairs: list[tuple[Gradient | None, Any]], names: Mapping[str, str]
+    pairs: list[tuple[Gradient | None, Any]],
+    names: Mapping[str, str],
+    learning_rate: tf.Tensor | None,
 ) -> list[tuple[Gradient | None, Any]]:
     """``all_reduce_gradients`` with better names: a map from a variable's key to its path."""
     context = tf.distribute.get_replica_context()
@@ -109,7 +127,7 @@ def reduce_pairs(
     reduced = context.all_reduce(
         tf.distribute.ReduceOp.SUM,
         [pairs[index][0] for index in present],
-        options=GradientOptions(marked),
+        options=GradientOptions(GradientMark(tuple(marked), learning_rate)),
     )
     for index, gradient in zip(present, reduced, strict=True):
         pairs[index] = (gradient, pairs[index][1])

@@ -8,13 +8,14 @@ legacy ones, reduce gradients through the module function
 
 from __future__ import annotations
 
+import contextvars
 import functools
 from types import ModuleType
 from typing import Any
 
 import tensorflow as tf
 
-from tf_gradcomp.distribute import compat, compile_check, gradient_scope
+from tf_gradcomp.distribute import compat, compile_check, gradient_scope, optimizer_check
 
 SUPPORTED = "Keras 2.15, tf-keras 2.15 and newer"
 
@@ -35,16 +36,52 @@ def install(keras: ModuleType) -> None:
 
     @functools.wraps(original)
     def all_reduce_sum_gradients(grads_and_vars: Any) -> Any:
-        compressed = gradient_scope.is_compressed(tf.distribute.get_strategy())
+        strategy = tf.distribute.get_strategy()
+        compressed = gradient_scope.is_compressed(strategy)
         if not compressed or tf.distribute.get_replica_context() is None:
             return original(grads_and_vars)
+        optimizer, learning_rate = _reducing.get(), None
+        optimizer_check.require_no_momentum(optimizer, strategy.policy)
+        if optimizer is not None and strategy.policy.lr_correction:
+            learning_rate = _learning_rate(optimizer)
         pairs = list(grads_and_vars)
         filter_empty(pairs)
-        return gradient_scope.reduce_pairs(pairs, names={})
+        return gradient_scope.reduce_pairs(pairs, {}, learning_rate)
 
     utils = compat.require(f"{package}.src.optimizers", "utils", package, SUPPORTED)
     utils.all_reduce_sum_gradients = all_reduce_sum_gradients
+    optimizers = f"{package}.src.optimizers"
+    _remember_optimizer(f"{optimizers}.optimizer", "Optimizer", "aggregate_gradients", package)
+    legacy = f"{optimizers}.legacy.optimizer_v2"
+    _remember_optimizer(legacy, "OptimizerV2", "_aggregate_gradients", package)
     compile_check.install(model_class)
+
+
+# Whose gradients are being reduced: Keras' function is not told.
+_reducing: contextvars.ContextVar[Any] = contextvars.ContextVar("_reducing", default=None)
+
+
+def _remember_optimizer(module: str, class_name: str, method: str, package: str) -> None:
+    """Wraps the method of an optimizer that reduces gradients."""
+    original = compat.require(module, f"{class_name}.{method}", package, SUPPORTED)
+
+    @functools.wraps(original)
+    def aggregate(self: Any, grads_and_vars: Any) -> Any:
+        token = _reducing.set(self)
+        try:
+            return original(self, grads_and_vars)
+        finally:
+            _reducing.reset(token)
+
+    setattr(compat.require(module, class_name, package, SUPPORTED), method, aggregate)
+
+
+def _learning_rate(optimizer: Any) -> tf.Tensor:
+    """Returns the learning rate that an optimizer is about to use, a float32 scalar."""
+    if hasattr(optimizer, "_decayed_lr"):  # legacy
+        return tf.cast(optimizer._decayed_lr(tf.float32), tf.float32)
+    rate = optimizer._learning_rate
+    return tf.cast(rate(optimizer.iterations) if callable(rate) else rate, tf.float32)
 
 
 def trackables(model: Any) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from typing import Any
 import tensorflow as tf
 from absl import logging
 
-from tf_gradcomp.distribute import compat, compile_check, gradient_scope
+from tf_gradcomp.distribute import compat, compile_check, gradient_scope, optimizer_check
 
 MIN_VERSION = (3, 5)
 TESTED_VERSION = (3, 15)
@@ -82,9 +82,11 @@ def _mark_gradients(optimizer_class: Any, filter_empty: Any) -> None:
 
     @functools.wraps(original)
     def all_reduce_sum_gradients(self: Any, grads_and_vars: Any) -> Any:
-        compressed = gradient_scope.is_compressed(tf.distribute.get_strategy())
+        strategy = tf.distribute.get_strategy()
+        compressed = gradient_scope.is_compressed(strategy)
         if not compressed or tf.distribute.get_replica_context() is None:
             return original(self, grads_and_vars)
+        optimizer_check.require_no_momentum(self, strategy.policy)
         pairs = list(grads_and_vars)
         filter_empty(pairs)
         names = {
@@ -92,7 +94,10 @@ def _mark_gradients(optimizer_class: Any, filter_empty: Any) -> None:
             for variable in getattr(self, "_trainable_variables", [])
             if hasattr(variable, "path")  # a plain tf.Variable has its own name only
         }
-        return gradient_scope.reduce_pairs(pairs, names)
+        learning_rate = None
+        if strategy.policy.lr_correction:
+            learning_rate = tf.cast(tf.convert_to_tensor(self.learning_rate), tf.float32)
+        return gradient_scope.reduce_pairs(pairs, names, learning_rate)
 
     optimizer_class._all_reduce_sum_gradients = all_reduce_sum_gradients
 

@@ -194,3 +194,17 @@ class Transport(Protocol):
             feedback.
         """
         ...
+
+
+def cut(coefficients: tf.Tensor, num_shards: int, shard_shape: tuple[int, ...]) -> list[tf.Tensor]:
+    """Cuts coefficients into equal shards, after as many zeros as that takes."""
+    missing = num_shards * shard_shape[0] - coefficients.shape[0]
+    if missing:
+        paddings = [[0, missing]] + [[0, 0]] * (len(shard_shape) - 1)
+        coefficients = tf.pad(coefficients, paddings)
+    return [coefficients] if num_shards == 1 else tf.split(coefficients, num_shards)
+
+
+def join(shards: Sequence[tf.Tensor], like: tf.Tensor) -> tf.Tensor:
+    """Joins what ``cut`` has made of a tensor like ``like``."""
+    return shards[0] if len(shards) == 1 else tf.concat(shards, axis=0)[: like.shape[0]]

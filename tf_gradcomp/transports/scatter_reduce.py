@@ -13,7 +13,15 @@ from collections.abc import Sequence
 import numpy as np
 import tensorflow as tf
 
-from tf_gradcomp.transports.base import Coder, Collectives, Message, PayloadSize, Summed
+from tf_gradcomp.transports.base import (
+    Coder,
+    Collectives,
+    Message,
+    PayloadSize,
+    Summed,
+    cut,
+    join,
+)
 
 
 class ScatterReduce:
@@ -69,11 +77,11 @@ class ScatterReduce:
         # Sums are encoded as if they were means, lest they leave the range of a 16-bit format. A
         # power of two rounds nothing.
         scale = np.float32(2.0 ** -math.ceil(math.log2(num_workers)))
-        shards = self._cut(coefficients, coder.shape)
+        shards = cut(coefficients, num_workers, coder.shape)
         meant: Sequence[tf.Tensor | None] = [None] * num_workers
         second_meant = None
         if residuals:
-            meant, second_meant = self._cut(residuals[0], coder.shape), residuals[1]
+            meant, second_meant = cut(residuals[0], num_workers, coder.shape), residuals[1]
         sent = [coder.encode(i, shards[i], meant[i]) for i in range(num_workers)]
         received = self._collectives.all_to_all(tf.stack([payload for payload, _ in sent]))
         shard, finite = coder.decode_sum(own, received)
@@ -84,22 +92,9 @@ class ScatterReduce:
         )
         payloads = self._collectives.all_gather(payload)
         decoded = [coder.decode_sum(i, payloads[i : i + 1]) for i in range(num_workers)]
-        total = self._join([part for part, _ in decoded], coefficients) / scale
+        total = join([part for part, _ in decoded], coefficients) / scale
         all_finite = tf.reduce_all([part_finite for _, part_finite in decoded])
         if lost is None:
             return Summed(total, all_finite, [])
-        first_lost = self._join([left for _, left in sent], total)
+        first_lost = join([left for _, left in sent], total)
         return Summed(total, all_finite, [first_lost, lost / scale])
-
-    def _cut(self, coefficients: tf.Tensor, shard_shape: tuple[int, ...]) -> list[tf.Tensor]:
-        """Cuts coefficients into equal shards, after as many zeros as that takes."""
-        num_workers = self._collectives.num_workers
-        missing = num_workers * shard_shape[0] - coefficients.shape[0]
-        if missing:
-            paddings = [[0, missing]] + [[0, 0]] * (len(shard_shape) - 1)
-            coefficients = tf.pad(coefficients, paddings)
-        return tf.split(coefficients, num_workers)
-
-    @staticmethod
-    def _join(shards: Sequence[tf.Tensor], like: tf.Tensor) -> tf.Tensor:
-        return tf.concat(shards, axis=0)[: like.shape[0]]

@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Error feedback in units of steps rather than gradients.
+
+A residual is what an update of an earlier step lacked. Sent later, it is multiplied by the learning
+rate of then: after a decay it is repaid in part only, and after a warm-up too much.
+"""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from tf_gradcomp import state
+
+
+class RateCorrection:
+    """Multiplies residuals by the last learning rate over this one.
+
+    A rate of zero updates nothing, and leaves the residual and the last rate as they are.
+
+    Source: the corrected error feedback of BytePS-Compress; Zhong et al., "Compressed Communication
+    for Distributed Training: Adaptive Methods and System" (arXiv 2105.07829).
+
+    Attributes:
+      variable: the learning rate of the step before, 0 before the first one.
+    """
+
+    def __init__(self) -> None:
+        self.variable = state.host_zeros((), "learning_rate", tf.float32)
+
+    def scale(self, learning_rate: tf.Tensor) -> tf.Tensor:
+        """Returns what to multiply residuals by, a float32 scalar."""
+        before = self.variable.read_value()
+        known = (before > 0) & (learning_rate > 0)
+        return tf.where(known, before / tf.where(known, learning_rate, 1.0), 1.0)
+
+    def following(self, learning_rate: tf.Tensor) -> tf.Tensor:
+        """Returns the next state."""
+        return tf.where(learning_rate > 0, learning_rate, self.variable.read_value())
