@@ -33,6 +33,10 @@ SPECS = [
     "topk:density=0.1,transport=scatter_reduce",
     "powersgd:rank=2",
     "acpsgd:rank=2",
+    "topk:density=0.1,momentum=0.9",
+    "dct:density=0.1,momentum=0.9,lr_correction=true",
+    "topk:density=0.1,global_momentum=0.9,transport=scatter_reduce",
+    "powersgd:rank=2,lr_correction=true",
     "natural",
 ]
 
@@ -65,7 +69,10 @@ class Job:
         sums = []
         for number in numbers:
             own = gradients(self._worker, number)[: len(self._infos)]
-            sums.append([total.numpy() for total in self.reducer.reduce(own, self._infos, owners)])
+            reduced = self.reducer.reduce(
+                own, self._infos, owners, learning_rate=tf.constant(1.0 / number)
+            )
+            sums.append([total.numpy() for total in reduced])
         return sums
 
 
@@ -161,7 +168,9 @@ def test_another_number_of_workers_keeps_the_sum_of_residuals(spec, old, new, tm
         for plan, first in zip(state.plans, outcomes[0][1].plans, strict=True):
             assert plan.num_exchanges == first.num_exchanges
             for bucket, other in zip(plan.buckets, first.buckets, strict=True):
-                shared = [name for name in bucket.arrays if not name.startswith("residual")]
+                shared = [
+                    name for name in bucket.arrays if not name.startswith(("residual", "momentum"))
+                ]
                 for name in shared:
                     np.testing.assert_array_equal(bucket.arrays[name], other.arrays[name])
         np.testing.assert_equal(sums, outcomes[0][2])

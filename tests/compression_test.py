@@ -26,7 +26,16 @@ compressions = st.builds(
     st.sampled_from([None, True, False]),
     st.sampled_from(SCOPES),
     st.integers(4, 2**40),
-) | st.sampled_from([Compression("identity"), Compression("none"), methods.superneurons()])
+) | st.sampled_from(
+    [
+        Compression("identity"),
+        Compression("none"),
+        methods.superneurons(),
+        methods.dgc(clip_norm=0.25),
+        methods.gmc(),
+        methods.clan(),
+    ]
+)
 
 
 @hypothesis.given(compressions)
@@ -103,6 +112,19 @@ def test_error_feedback_is_on_for_biased_codecs_only():
         ("powersgd:transport=all_reduce", ["transport of 'powersgd' must be auto"]),
         ("powersgd:transport=all_gather", ["transport of 'powersgd' must be auto"]),
         ("none:transport=all_gather", ["transport of 'none' must be auto"]),
+        ("topk:momentum=1", ["momentum must be in [0, 1)", "got 1"]),
+        ("topk:momentum=true", ["momentum must be in [0, 1)", "got True"]),
+        ("topk:global_momentum=-0.1", ["global_momentum must be in [0, 1)", "got -0.1"]),
+        ("topk:momentum=0.9,global_momentum=0.9", ["exclude each other"]),
+        ("topk:momentum=0.9,error_feedback=false", ["momentum", "needs error_feedback=true"]),
+        ("natural:momentum=0.9", ["needs error_feedback=true"]),
+        ("powersgd:momentum=0.9", ["'powersgd'", "the optimizer has the momentum"]),
+        ("none:momentum=0.9", ["'none'", "the optimizer has the momentum"]),
+        ("none:clip_norm=1", ["clip_norm", "'none'"]),
+        ("topk:clip_norm=0", ["clip_norm must be positive or none", "got 0"]),
+        ("topk:clip_norm=inf", ["clip_norm must be positive or none", "got inf"]),
+        ("topk:lr_correction=1", ["lr_correction must be true or false", "got 1"]),
+        ("natural:lr_correction=true", ["lr_correction", "needs error_feedback=true"]),
         ("none:density=0.1", ["'none'", "'density'"]),
         ("none:error_feedback=true", ["error_feedback", "'none'"]),
         ("identity:density=0.1", ["'identity'", "'density'", "none"]),
@@ -135,6 +157,17 @@ def test_policy_checks_its_fields(fields):
         Policy(**fields)
 
 
+@pytest.mark.parametrize("field", ["momentum", "global_momentum", "clip_norm"])
+def test_what_replaces_a_part_of_the_optimizer_is_one_for_all_variables(field):
+    rules = (("a", f"topk:{field}=0.5"), ("b", "none"))
+    policy = Policy(f"dct:{field}=0.5", rules)
+    assert policy.momentum == (0.5 if "momentum" in field else 0.0)
+    assert policy.clip_norm == (0.5 if field == "clip_norm" else None)
+    for other in ("topk", f"topk:{field}=0.4"):
+        with pytest.raises(ValueError, match=f"Policy: {field} must be the same"):
+            Policy(other, rules)
+
+
 def test_policy_defaults_leave_small_and_flat_tensors_dense():
     policy = Policy("fft")
     assert policy.compression_for(VariableInfo("k", (64, 64), "float32")) == Compression("fft")
@@ -164,6 +197,12 @@ def test_superneurons_follows_the_paper():
     assert compression.scope == "layer"
     assert compression.error_feedback is False
     assert dict(compression.params)["chunk"] is None
+
+
+def test_deep_gradient_compression_follows_the_paper():
+    compression = methods.dgc()
+    assert str(compression) == "topk:density=0.001,scope=layer,momentum=0.9"
+    assert compression.error_feedback is True
 
 
 def test_registered_codecs_have_working_defaults():

@@ -119,6 +119,54 @@ def top_k(density: float = 0.01, values: str = "identity") -> Compression:
     return Compression("topk", (("density", density), ("values", values)), scope="layer")
 
 
+def dgc(
+    density: float = 0.001, momentum: float = 0.9, clip_norm: float | None = None
+) -> Compression:
+    """Deep Gradient Compression: top-k with momentum correction, masking and local clipping.
+
+    The optimizer must be SGD without momentum. docs/methods/momentum.md says what differs from the
+    paper.
+
+    Args:
+      density: share of the values kept, in (0, 1].
+      momentum: that of SGD, in [0, 1).
+      clip_norm: bound of the norm of all gradients of a step; ``None`` for none.
+
+    Source: Lin et al., ICLR 2018 (arXiv 1712.01887).
+    """
+    return Compression(
+        "topk", (("density", density),), scope="layer", momentum=momentum, clip_norm=clip_norm
+    )
+
+
+def gmc(density: float = 0.01, momentum: float = 0.9) -> Compression:
+    """Global Momentum Compression: top-k, and the momentum that all workers have in common.
+
+    The optimizer must be SGD without momentum. It also stands in for SGC (Sparse Gradient
+    Compression, DASFAA 2019), whose formulas are not at hand.
+
+    Args:
+      density: share of the values kept, in (0, 1].
+      momentum: that of SGD, in [0, 1).
+
+    Source: Shi et al. (arXiv 1905.12948).
+    """
+    return Compression("topk", (("density", density),), scope="layer", global_momentum=momentum)
+
+
+def clan() -> Compression:
+    """Two-way compression by signs, with error feedback at constant learning rates (CLAN).
+
+    With any optimizer; in the paper it is LANS, a variant of Adam.
+
+    Source: Zhong et al., "Compressed Communication for Distributed Training: Adaptive Methods and
+    System" (arXiv 2105.07829).
+    """
+    return Compression(
+        "onebit", (("block", 0),), scope="layer", transport="scatter_reduce", lr_correction=True
+    )
+
+
 def random_k(density: float = 0.01) -> Compression:
     """Random-k sparsification with error feedback, tensor by tensor.
 

@@ -153,7 +153,8 @@ def make_plan(
     Variables are taken in reverse order, which is roughly the order in which back-propagation
     finishes their gradients, so that the first exchanges overlap with the rest of it. A bucket
     of which compression would not send less is sent dense, unless its codec loses nothing and
-    was thus not chosen to send less. Sparse gradients that are not compressed go row by row.
+    was thus not chosen to send less. Sparse gradients that are not compressed go row by row. A
+    single worker has nobody to send anything to, and compresses nothing.
 
     Args:
       variables: in the model's order.
@@ -172,7 +173,7 @@ def make_plan(
     generation: dict[Compression, int] = {}
     uncompressed: list[int] = []
     for index in reversed(range(len(variables))):
-        compression = policy.compression_for(variables[index])
+        compression = policy.compression_for(variables[index]) if num_workers > 1 else None
         if compression is None:
             uncompressed.append(index)
             continue

@@ -96,6 +96,44 @@ def test_low_rank_methods_train(arguments):
     assert results[0]["payload_bytes"] < results[0]["dense_bytes"] / 10
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        pytest.param(("--compression=topk:density=0.05,momentum=0.9",), id="local"),
+        pytest.param(
+            ("--compression=dct:density=0.05,global_momentum=0.9,clip_norm=1", "--epochs=3"),
+            id="global",
+        ),
+        # Their sums become dense on the way to the optimizer.
+        pytest.param(
+            (
+                "--compression=topk:density=0.05,momentum=0.9",
+                "--model=embedding",
+                "--steps-per-execution=2",
+            ),
+            id="sparse gradients",
+        ),
+    ],
+)
+def test_momentum_can_be_left_to_the_exchange(arguments):
+    results = train("--optimizer=plain", *arguments)
+    assert_workers_agree(results)
+    losses = results[0]["history"]["loss"]
+    assert losses[-1] < losses[0]
+    assert results[0]["residual_norms"] != results[1]["residual_norms"]
+
+
+@pytest.mark.parametrize(
+    "optimizer", ["decaying", pytest.param("legacy_decaying", marks=needs_keras2)]
+)
+def test_residuals_know_the_learning_rate_of_the_step(optimizer):
+    results = train("--compression=topk:lr_correction=true", f"--optimizer={optimizer}")
+    assert_workers_agree(results)
+    # That of the last of 16 steps, which is the sixteenth value of the schedule.
+    expected = 0.1 * (1 + np.cos(np.pi * 15 / 32)) / 2
+    np.testing.assert_allclose(results[0]["last_rates"], [expected], rtol=1e-6)
+
+
 def test_views_are_chosen_alike_and_reported():
     results = train("--compression=dct:density=0.05", "--steps-per-execution=2")
     assert_workers_agree(results)

@@ -81,6 +81,50 @@ def test_one_worker_trains_like_no_strategy(strategy):
         np.testing.assert_allclose(compressed, plain, rtol=1e-6)
 
 
+def one_worker_losses(spec, **optimizer):
+    """Trains without TF_CONFIG; the model is large enough to be compressed with two workers."""
+    strategy = tfgc.CompressedMultiWorkerMirroredStrategy(spec)
+    rng = np.random.default_rng(0)
+    inputs, targets = rng.normal(size=(64, 80)), rng.normal(size=(64, 70))
+    tf.keras.utils.set_random_seed(1)
+    with strategy.scope():
+        model = tf.keras.Sequential([tf.keras.layers.Input((80,)), tf.keras.layers.Dense(70)])
+        model.compile(tf.keras.optimizers.SGD(0.5, **optimizer), "mse")
+    data = tf.data.Dataset.from_tensor_slices((inputs, targets)).batch(8)
+    return np.array(model.fit(data, epochs=4, verbose=0).history["loss"])
+
+
+def test_a_single_worker_has_the_momentum_of_the_compression():
+    """It compresses nothing, but must train as it would with an optimizer that has momentum."""
+    expected = one_worker_losses("none", momentum=0.9)
+    plain = one_worker_losses("none")
+    for spec in ("topk:momentum=0.9", "topk:global_momentum=0.9"):
+        np.testing.assert_allclose(one_worker_losses(spec), expected, rtol=1e-5)
+    assert not np.allclose(plain, expected, rtol=1e-2)
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "sgd with momentum", "legacy"])
+def test_an_optimizer_with_momentum_is_refused_beside_that_of_the_compression(optimizer):
+    strategy = tfgc.CompressedMultiWorkerMirroredStrategy("topk:momentum=0.9")
+    optimizers = tf.keras.optimizers
+    if optimizer == "legacy" and IS_KERAS3:
+        pytest.skip("Keras 3 has no legacy optimizers")
+    with strategy.scope():
+        made = {
+            "adam": lambda: optimizers.Adam(),
+            "sgd with momentum": lambda: optimizers.SGD(0.1, momentum=0.5),
+            "legacy": lambda: optimizers.legacy.SGD(0.1, momentum=0.5),
+        }[optimizer]()
+        name = "beta_1" if optimizer == "adam" else "momentum"
+        with pytest.raises(ValueError, match=rf"has {name}=0\.[59].*Use SGD\(momentum=0\)"):
+            small_model().compile(made, "mse")
+        small_model().compile(optimizers.SGD(0.1), "mse")
+        variable = tf.Variable([1.0])
+    if optimizer != "legacy" or not IS_KERAS3:
+        with pytest.raises(ValueError, match="both would be applied"):
+            strategy.run(lambda: made.apply_gradients([(tf.constant([1.0]), variable)]))
+
+
 def test_strategy_is_what_keras_looks_for(strategy):
     assert isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
     assert strategy.num_replicas_in_sync == 1

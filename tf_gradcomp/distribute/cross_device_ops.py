@@ -17,6 +17,7 @@ from tf_gradcomp.drift import DriftCheck
 from tf_gradcomp.measurement import MeasuredCosts
 from tf_gradcomp.policy import Policy, VariableInfo
 from tf_gradcomp.reducer import GradientReducer
+from tf_gradcomp.transports.silent import SilentCollectives
 
 
 class CompressedCollectiveAllReduce(compat.CollectiveAllReduce):
@@ -28,8 +29,8 @@ class CompressedCollectiveAllReduce(compat.CollectiveAllReduce):
     TensorFlow.
 
     Attributes:
-      reducer: exchanges gradients; ``None`` with a single worker, which has nothing to
-        send.
+      reducer: exchanges gradients; ``None`` if there is nothing to do, as with a single worker that
+        leaves momentum and clipping to the optimizer.
     """
 
     def __init__(
@@ -51,7 +52,7 @@ class CompressedCollectiveAllReduce(compat.CollectiveAllReduce):
         self._launchers = [make_launcher(self._devices, group_size, d) for d in self._devices]
         num_workers = group_size // len(self._devices)
         self.reducer: GradientReducer | None = None
-        if num_workers == 1:
+        if num_workers == 1 and not policy.momentum and policy.clip_norm is None:
             return
         device = self._devices[0]
         # One participant per worker. With one device a worker, that is its only launcher.
@@ -61,7 +62,24 @@ class CompressedCollectiveAllReduce(compat.CollectiveAllReduce):
         collectives = collectives_lib.Collectives(
             self._worker_launcher, num_workers, worker_index, device
         )
+        if num_workers == 1:
+            self.reducer = GradientReducer(policy, SilentCollectives(collectives))
+            return
         self.reducer = GradientReducer(policy, collectives, MeasuredCosts(collectives), drift_check)
+
+    def batch_reduce(
+        self, reduce_op: Any, value_destination_pairs: Any, options: compat.Options | None = None
+    ) -> Any:
+        """Reduces values in batches; see TensorFlow, which skips it with a single replica."""
+        mark = gradient_scope.mark_of(options)
+        if self.reducer is None or mark is None or self._group_size > 1:
+            return super().batch_reduce(reduce_op, value_destination_pairs, options)
+        values = [
+            value.values[0] if isinstance(value, tf.distribute.DistributedValues) else value
+            for value, _ in value_destination_pairs
+        ]
+        reduced = self._reduce_gradients(reduce_op, values, mark)
+        return [compat.regroup((value,), wrap_class=compat.Mirrored) for value in reduced]
 
     def _all_reduce(
         self, reduce_op: Any, value: Any, replica_id: int, options: compat.Options

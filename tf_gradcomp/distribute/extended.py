@@ -70,7 +70,7 @@ class CompressedExtended(compat.CollectiveAllReduceExtended):
 
     @property
     def reducer(self) -> GradientReducer | None:
-        """Exchanges the gradients; ``None`` with a single worker."""
+        """Exchanges the gradients; ``None`` if there is nothing to do, with a single worker."""
         return self._cross_device_ops.reducer
 
     def _call_for_each_replica(self, fn: Any, args: Any, kwargs: Any) -> Any:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Collectives that send nothing, to run what a worker does by itself."""
+"""Collectives that send nothing, for a single worker or to run what one does by itself."""
 
 from __future__ import annotations
 

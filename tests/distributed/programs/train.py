@@ -12,6 +12,7 @@ import tensorflow as tf
 
 import tf_gradcomp as tfgc
 from tf_gradcomp.distribute import replica_launcher
+from tf_gradcomp.exchanges import Exchange
 
 keras = tf.keras
 
@@ -68,6 +69,7 @@ def make_optimizer(name: str) -> keras.optimizers.Optimizer:
         return {
             "legacy_sgd": lambda: legacy.SGD(0.02, momentum=0.9),
             "legacy_adam": lambda: legacy.Adam(1e-3),
+            "legacy_decaying": lambda: legacy.SGD(decaying_rate()),
         }[name]()
     if name.startswith("tfa_"):
         import tensorflow_addons as tfa
@@ -78,10 +80,16 @@ def make_optimizer(name: str) -> keras.optimizers.Optimizer:
         }[name]()
     return {
         "sgd": lambda: keras.optimizers.SGD(0.02, momentum=0.9),
+        "plain": lambda: keras.optimizers.SGD(0.02),
+        "decaying": lambda: keras.optimizers.SGD(decaying_rate()),
         "frozen": lambda: keras.optimizers.SGD(0.0),
         "adam": lambda: keras.optimizers.Adam(1e-3),
         "accumulate": lambda: keras.optimizers.SGD(0.02, gradient_accumulation_steps=2),
     }[name]()
+
+
+def decaying_rate() -> keras.optimizers.schedules.LearningRateSchedule:
+    return keras.optimizers.schedules.CosineDecay(0.1, 32)
 
 
 def main() -> None:
@@ -138,6 +146,7 @@ def main() -> None:
         facts=[fact.value for plan in strategy.plans for fact in plan.facts()],
         views=strategy.views,
         residual_norms=_residual_norms(strategy),
+        last_rates=_last_rates(strategy),
         iterations=int(tf.convert_to_tensor(model.optimizer.iterations)),
         loss_scale=_loss_scale(model.optimizer),
         counted_keys=_counted_keys(strategy),
@@ -155,13 +164,21 @@ def _loss_scale(optimizer: keras.optimizers.Optimizer) -> float | None:
 
 
 def _residual_norms(strategy: tfgc.CompressedMultiWorkerMirroredStrategy) -> list[float]:
-    reducer = strategy.extended.reducer
-    exchanges = [exchange for entry in reducer._entries.values() for exchange in entry.exchanges]
     return [
         float(tf.norm(residual))
-        for exchange in exchanges
+        for exchange in _exchanges(strategy)
         for residual in getattr(exchange, "residuals", [])
     ]
+
+
+def _last_rates(strategy: tfgc.CompressedMultiWorkerMirroredStrategy) -> list[float]:
+    memories = [exchange.memory for exchange in _exchanges(strategy)]
+    return [float(m["learning_rate"]) for m in memories if "learning_rate" in m]
+
+
+def _exchanges(strategy: tfgc.CompressedMultiWorkerMirroredStrategy) -> list[Exchange]:
+    entries = strategy.extended.reducer._entries.values()
+    return [exchange for entry in entries for exchange in entry.exchanges]
 
 
 if __name__ == "__main__":
