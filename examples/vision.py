@@ -129,10 +129,12 @@ def train_worker(args: argparse.Namespace) -> None:
     rate = tf.keras.optimizers.schedules.CosineDecay(
         args.learning_rate, args.epochs * steps_per_epoch
     )
+    # Compression can have the momentum in its place.
+    momentum = 0.0 if strategy.policy.momentum else 0.9
     with strategy.scope():
         model = MODELS[args.model]()
         model.compile(
-            optimizer=tf.keras.optimizers.SGD(rate, momentum=0.9),
+            optimizer=tf.keras.optimizers.SGD(rate, momentum=momentum),
             loss=tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True),
             metrics=["accuracy"],
         )
