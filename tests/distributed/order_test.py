@@ -113,8 +113,10 @@ def test_averages_follow_the_update_and_precede_constraints(steps, kind):
     weights = [[-24, -8, 0, 0], [-48, -12, -6, 0]]
     # Keras 3 begins with the weights after the first step, Keras 2 with those before it.
     averages = [weights[0], [-36, -10, -3, 0]] if IS_KERAS3 else [[-12, -4, 0, 0], [-30, -8, -3, 0]]
-    assert column(steps(kind, "ema"), "weights") == weights
-    assert column(steps(kind, "ema"), "average") == averages
+    ema = steps(kind, "ema")
+    assert column(ema, "weights") == weights
+    assert column(ema, "average") == averages
+    assert ema[-1]["after_fit"] == averages[1]
     assert column(steps(kind, "ema overwrites"), "weights") == [weights[0], averages[1]]
     (step,) = steps(kind, "ema and constraint")
     assert step["weights"] == [-12, -4, 0, 0]
@@ -189,10 +191,12 @@ def test_without_a_loss_scale_an_inf_spoils_its_bucket_and_no_residual(steps, ki
 
 
 @of_every_kind
-def test_keras_3_clips_an_inf_to_a_number(steps, kind):
-    (step,) = steps(kind, "infinite and clipping")
+def test_clipping_makes_a_number_of_an_inf_where_it_still_is_one(steps, kind):
     nan = float("nan")
+    (step,) = steps(kind, "infinite and clipping")
     assert step["weights"] == close([-2, 0, 0, 0] if IS_KERAS3 else [nan, nan, nan, nan])
+    (step,) = steps(kind, "infinite, dense")
+    assert step["weights"] == close([-2 if IS_KERAS3 else -1, nan, 0, 0])
 
 
 # A codec that draws, one with views, and sums that are encoded again, each for a layer.

@@ -30,7 +30,7 @@ POLICY = tfgc.Policy("none", rules=(("*topk*", "topk:density=0.03125"),))
 Gradients = list[tuple[list[float], list[float]]]  # for each step, that of either worker
 MakeOptimizer = Callable[[], Any]
 
-INF = float("inf")
+INF, NAN = float("inf"), float("nan")
 OPPOSED: Gradients = [([3, 1, 0], [-2, 1, 4])]
 OPPOSED_IN_TIME: Gradients = [([3], [0]), ([-2], [0])]
 LONG: Gradients = [([3, 4], [0, 12, 5])]
@@ -130,6 +130,7 @@ def fit(
         callbacks=[recorder],
         shuffle=False,
     )
+    recorder.steps[-1]["after_fit"] = shown(model.trainable_variables[0])
     return recorder.steps
 
 
@@ -214,6 +215,9 @@ def cases_of_all(strategy: Any, sgd: Callable[..., Any]) -> dict[str, Any]:
             strategy, "topk", lambda: scaled(sgd(1.0)), WITH_REST + OVERFLOW + WITH_REST
         ),
         "infinite": loop(strategy, "topk", lambda: sgd(1.0), WITH_REST + OVERFLOW),
+        "infinite, dense": loop(
+            strategy, "none", lambda: sgd(1.0, clipvalue=1.0), [([1, NAN], [INF])]
+        ),
         "infinite and clipping": loop(strategy, "topk", lambda: sgd(1.0, clipvalue=1.0), OVERFLOW),
     }
 
@@ -227,7 +231,7 @@ def cases_of_new(strategy: Any) -> dict[str, Any]:
     ema = {"use_ema": True, "ema_momentum": 0.5}
     results = {
         "weight_decay": loop(strategy, "topk", sgd(0.25, weight_decay=0.5), WITH_REST, start=8.0),
-        "ema": loop(strategy, "topk", sgd(1.0, **ema), WITH_REST * 2),
+        "ema": fit(strategy, "topk", sgd(1.0, **ema), WITH_REST * 2),
         "ema overwrites": loop(
             strategy, "topk", sgd(1.0, ema_overwrite_frequency=2, **ema), WITH_REST * 2
         ),
