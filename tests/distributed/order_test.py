@@ -184,8 +184,10 @@ def test_an_overflow_on_one_worker_skips_the_step_on_all(steps, kind):
 
 
 @of_every_kind
-def test_without_a_loss_scale_an_inf_spoils_its_bucket_and_no_residual(steps, kind):
-    spoiled = steps(kind, "infinite")
+@pytest.mark.parametrize("case", ["infinite", "fixed scale"])
+def test_without_a_dynamic_scale_an_inf_spoils_its_bucket_and_no_residual(steps, kind, case):
+    spoiled = steps(kind, case)
+    assert spoiled[0]["weights"] == [-24, -8, 0, 0]
     assert spoiled[1]["weights"] == close([float("nan")] * 4)
     assert column(spoiled, "residual") == [[0, 0, 2, 0]] * 2
 

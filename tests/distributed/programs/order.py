@@ -181,6 +181,13 @@ def scaled(optimizer: Any) -> Any:
     return keras.mixed_precision.LossScaleOptimizer(optimizer, **scale)
 
 
+def fixed(sgd: Callable[..., Any]) -> Any:
+    """Returns SGD with a loss scale that stays as it is."""
+    if IS_KERAS3:
+        return sgd(1.0, loss_scale_factor=2.0**15)
+    return keras.mixed_precision.LossScaleOptimizer(sgd(1.0), dynamic=False, initial_scale=2.0**15)
+
+
 def halve(weight: Any) -> Any:
     return weight / 2
 
@@ -211,6 +218,7 @@ def cases_of_all(strategy: Any, sgd: Callable[..., Any]) -> dict[str, Any]:
         "scale forgotten": loop(
             strategy, "topk", lambda: scaled(sgd(1.0)), WITH_REST * 2, forgetful=True
         ),
+        "fixed scale": fit(strategy, "topk", lambda: fixed(sgd), WITH_REST + OVERFLOW),
         "overflow": loop(
             strategy, "topk", lambda: scaled(sgd(1.0)), WITH_REST + OVERFLOW + WITH_REST
         ),
