@@ -95,6 +95,8 @@ def decaying_rate() -> keras.optimizers.schedules.LearningRateSchedule:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--compression", default="fft")
+    parser.add_argument("--rule", action="append", default=[], help="PATTERN=SPEC of a policy")
+    parser.add_argument("--deterministic", action="store_true")
     parser.add_argument("--model", default="cnn")
     parser.add_argument("--optimizer", default="sgd")
     parser.add_argument("--eagerly", action="store_true")
@@ -105,7 +107,10 @@ def main() -> None:
     parser.add_argument("--examples", type=int, default=512)
     args = parser.parse_args()
 
-    strategy = tfgc.CompressedMultiWorkerMirroredStrategy(args.compression)
+    if args.deterministic:
+        tf.config.experimental.enable_op_determinism()
+    rules = tuple(tuple(rule.split("=", 1)) for rule in args.rule)
+    strategy = tfgc.CompressedMultiWorkerMirroredStrategy(tfgc.Policy(args.compression, rules))
     keras.utils.set_random_seed(11)
     if args.policy:
         keras.mixed_precision.set_global_policy(args.policy)
