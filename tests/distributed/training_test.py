@@ -104,7 +104,9 @@ def test_density_falls_while_training_and_nothing_is_traced_again(codec, transpo
         expected.append(parts.num_words(parts.transform.layout(64 * 1600).shard(num_shards)))
     for result in results:
         assert result["gathered_words"] == expected
-        assert result["gathers_traced"] == 1
+        # Keras traces a function more than once before it first runs, if it is not version 3.
+        before_the_first, in_all = result["traces"]
+        assert before_the_first == in_all > 0
 
 
 @pytest.mark.parametrize(

@@ -158,7 +158,7 @@ def main() -> None:
         loss_scale=_loss_scale(model.optimizer),
         counted_keys=_counted_keys(strategy),
         gathered_words=gathered.sizes,
-        gathers_traced=gathered.num_traced,
+        traces=[gathered.traced_before_the_first, gathered.num_traced],
     )
 
 
@@ -167,21 +167,28 @@ class _GatheredWords:
 
     Attributes:
       sizes: of each message, in words.
-      num_traced: how many of them the functions hold that send them.
+      num_traced: how often functions that send one have been traced.
+      traced_before_the_first: how often they had been before the first message.
     """
 
     def __init__(self, collectives: Collectives) -> None:
         self.sizes: list[int] = []
         self.num_traced = 0
+        self.traced_before_the_first = 0
         gather = collectives.all_gather
 
         def all_gather(words: tf.Tensor) -> tf.Tensor:
             if "gradient_exchange_bucket" in tf.get_current_name_scope():
                 self.num_traced += 1
-                tf.py_function(lambda size: self.sizes.append(int(size)), [tf.size(words)], [])
+                tf.py_function(self._note, [tf.size(words)], [])
             return gather(words)
 
         collectives.all_gather = all_gather
+
+    def _note(self, size: tf.Tensor) -> None:
+        if not self.sizes:
+            self.traced_before_the_first = self.num_traced
+        self.sizes.append(int(size))
 
 
 def _counted_keys(strategy: tfgc.CompressedMultiWorkerMirroredStrategy) -> int:
