@@ -233,6 +233,8 @@ def test_superneurons_follows_the_paper():
     assert compression.scope == "layer"
     assert compression.error_feedback is False
     assert dict(compression.params)["chunk"] is None
+    assert compression.density_schedule is None
+    assert methods.superneurons(grow_after=9).density_schedule == Highest((Growth(0.15, 9),))
 
 
 def test_deep_gradient_compression_follows_the_paper():

@@ -204,10 +204,10 @@ class Sparsifier(abc.ABC):
     adjustable: ClassVar[bool] = False
 
     def at(self, density: tf.Tensor) -> Sparsifier:
-        """Returns the sparsifier with another density, of which only a running graph knows more.
+        """Returns the sparsifier with another density, which is known when the graph runs.
 
-        It keeps as many items as it does with that density as a number: ``num_kept`` is then a
-        tensor. ``num_words`` is not for it, as its payloads have the length that they have.
+        It keeps as many items as with the same density as a number: ``num_kept`` is a tensor then.
+        ``num_words`` is for static densities only.
 
         Args:
           density: float64 scalar in (0, 1], the same on all workers.
@@ -382,10 +382,10 @@ class Codec(abc.ABC):
 
     @abc.abstractmethod
     def at(self, density: tf.Tensor) -> Codec:
-        """Returns the codec with another density, of which only a running graph knows more.
+        """Returns the codec with another density, which is known when the graph runs.
 
-        Payloads and sums have the bits that they have with that density as a number. What follows
-        from the density is then a tensor, and ``num_words`` not known.
+        Payloads and sums have the bits that they have with the same density as a number.
+        ``density`` returns a tensor then. ``num_words`` is for static densities only.
 
         Args:
           density: float64 scalar in (0, 1], the same on all workers.
@@ -548,7 +548,7 @@ def check_range(owner: str, field: str, value: Any, low: Any, high: Any, low_ope
 
 
 def check_density(owner: str, value: Any) -> None:
-    """Raises ValueError unless ``value`` is a share in (0, 1], or a tensor, which none can tell."""
+    """Raises ValueError unless ``value`` is a share in (0, 1], or a tensor, of which none knows."""
     if not tf.is_tensor(value):
         check_range(owner, "density", value, 0, 1.0, low_open=True)
 
