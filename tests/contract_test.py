@@ -121,8 +121,9 @@ def test_a_density_that_only_the_graph_knows_gives_the_same_bits(spec, size):
         encoded = codec.encode(tf.constant(coefficients), tf.constant(residual), layout, DRAW)
         repaid = codec.encode(tf.constant(coefficients), None, layout, DRAW)
         total, finite = codec.decode_sum(tf.stack([encoded.payload] * 2), layout, DRAW)
-        assert total.shape == encoded.residual.shape == layout.shape
-        return encoded.payload, encoded.residual, repaid.payload, total, finite
+        rest = codec.without(tf.constant(coefficients), encoded.positions, layout)
+        assert total.shape == encoded.residual.shape == rest.shape == layout.shape
+        return encoded.payload, encoded.residual, repaid.payload, total, finite, rest
 
     @tf.function(autograph=False)
     def at(density):

@@ -121,8 +121,9 @@ def num_sent(total):
     return int(tf.math.count_nonzero(total))
 
 
-def test_a_loop_sends_what_single_calls_do_and_is_traced_once():
-    spec = "topk:density=0.01,warmup=6,error_feedback=false"
+@pytest.mark.parametrize("field", ["error_feedback=false", "momentum=0.9"])
+def test_a_loop_sends_what_single_calls_do_and_is_traced_once(field):
+    spec = f"topk:density=0.01,warmup=6,{field}"
     loop, single = reducer_of(spec), reducer_of(spec)
     traced = []
 

@@ -64,9 +64,9 @@ def test_a_thousand_changes_trace_no_function_again():
     def sent(density, step):
         draw = base.Draw(0, 0, step)
         changed = codec.at(density)
-        payload, residual = changed.encode(tf.constant(values), tf.zeros_like(values), layout, draw)
-        total, _ = changed.decode_sum(payload[tf.newaxis], layout, draw)
-        return tf.size(payload), total + residual
+        encoded = changed.encode(tf.constant(values), tf.zeros_like(values), layout, draw)
+        total, _ = changed.decode_sum(encoded.payload[tf.newaxis], layout, draw)
+        return tf.size(encoded.payload), total + encoded.residual
 
     for number in range(1, 1001):
         density = number / 1000
@@ -85,7 +85,7 @@ def test_a_static_density_leaves_shapes_static():
 
         @tf.function(autograph=False)
         def shapes(codec=codec, layout=layout, draw=draw):
-            payload, _ = codec.encode(tf.zeros(layout.shape), None, layout, draw)
+            payload = codec.encode(tf.zeros(layout.shape), None, layout, draw).payload
             assert payload.shape == (codec.num_words(layout),)
             assert codec.decode_sum(payload[tf.newaxis], layout, draw)[0].shape == layout.shape
 
