@@ -132,7 +132,7 @@ def num_kept(density: float | tf.Tensor, num_items: int) -> Count:
     with tf.device("CPU:0"):  # which is where numbers of items are needed
         share = density * num_items
         whole = share // 1
-        # Rounded to 6 decimals: 0.1 * 10 = 1.0000000000000002 must not keep two of ten.
+        # Rounded to 6 decimals: 0.07 * 100 = 7.000000000000001 must not keep 8 of 100.
         has_rest = share - whole > 0.5e-6
         if tf.is_tensor(density):
             return tf.maximum(tf.cast(whole, tf.int64) + tf.cast(has_rest, tf.int64), 1)
