@@ -10,15 +10,18 @@ import pytest
 from tf_gradcomp import methods
 from tf_gradcomp.codecs import base, registry
 from tf_gradcomp.compression import SCOPES, Compression
+from tf_gradcomp.controllers.schedules import Growth, Highest, WarmUp
 from tf_gradcomp.policy import Policy, VariableInfo, as_policy
 
 compressions = st.builds(
-    lambda density, bits, chunk, feedback, scope, size: Compression(
+    lambda density, bits, chunk, feedback, scope, size, warmup, grow_after: Compression(
         "fft",
         (("density", density), ("bits", bits), ("chunk", chunk)),
         error_feedback=feedback,
         scope=scope,
         bucket_bytes=size,
+        warmup=0 if density >= 0.25 else warmup,
+        grow_after=grow_after,
     ),
     st.floats(1e-6, 1.0),
     st.integers(6, 12),
@@ -26,6 +29,8 @@ compressions = st.builds(
     st.sampled_from([None, True, False]),
     st.sampled_from(SCOPES),
     st.integers(4, 2**40),
+    st.integers(0, 2**31 - 1),
+    st.integers(0, 2**31 - 1),
 ) | st.sampled_from(
     [
         Compression("identity"),
@@ -88,6 +93,16 @@ def test_error_feedback_is_on_for_biased_codecs_only():
         ("fft:scope=tensor", ["scope", "layer, bucket, model", "'tensor'"]),
         ("fft:error_feedback=maybe", ["error_feedback", "'maybe'"]),
         ("fft:bucket_bytes=0", ["bucket_bytes", "got 0"]),
+        ("fft:warmup=-1", ["warmup", "from 0 to 2147483647", "got -1"]),
+        ("fft:warmup=10.0", ["warmup", "integer", "got 10.0"]),
+        ("fft:warmup=true", ["warmup", "integer", "got True"]),
+        ("fft:grow_after=2147483648", ["grow_after", "from 0 to 2147483647", "got 2147483648"]),
+        ("fft:density=0.25,warmup=10", ["warmup", "0.25", "density must be less", "got 0.25"]),
+        ("natural:warmup=10", ["warmup", "codec must be one of block_randomk, ", "got 'natural'"]),
+        ("sidco:warmup=10", ["warmup", "topk", "got 'sidco'"]),
+        ("threshold:grow_after=10", ["grow_after", "topk", "got 'threshold'"]),
+        ("powersgd:grow_after=10", ["grow_after", "topk", "got 'powersgd'"]),
+        ("none:warmup=10", ["warmup", "topk", "got 'none'"]),
         ("topk:densty=0.01", ["'densty', did you mean 'density'?"]),
         ("topkk", ["did you mean 'topk'?"]),
         ("dgc", ["unknown codec 'dgc'; known codecs"]),
@@ -138,6 +153,27 @@ def test_bad_specs_say_what_is_wrong_and_what_is_allowed(spec, words):
     assert "\n" not in message
     for word in words:
         assert word in message
+
+
+def test_a_schedule_is_part_of_a_compression():
+    warm = Compression.from_spec("topk:density=0.001,warmup=400")
+    assert warm.to_spec() == "topk:density=0.001,warmup=400"
+    assert warm.density_schedule == Highest((WarmUp(0.001, 400),))
+    both = Compression.from_spec("randomk:density=0.1,grow_after=9,warmup=4")
+    assert both.density_schedule == Highest((WarmUp(0.1, 4), Growth(0.1, 9)))
+    for compression in (warm, both):
+        assert compression.steady.density_schedule is None
+        assert compression.steady == Compression(compression.codec, compression.params)
+    assert Compression("natural").density_schedule is None
+
+
+def test_the_density_of_top_k_and_random_k_can_change():
+    """Not that of methods with room for more than they aim at, nor what no density describes."""
+    adjustable = ["block_randomk", "block_topk", "dct", "fft", "randomk", "topk"]
+    assert registry.adjustable() == adjustable
+    for name in registry.names():
+        codec = registry.build(name, {})
+        assert (isinstance(codec, base.Codec) and codec.adjustable) == (name in adjustable)
 
 
 def test_from_dict_names_unknown_fields():
@@ -197,6 +233,8 @@ def test_superneurons_follows_the_paper():
     assert compression.scope == "layer"
     assert compression.error_feedback is False
     assert dict(compression.params)["chunk"] is None
+    assert compression.density_schedule is None
+    assert methods.superneurons(grow_after=9).density_schedule == Highest((Growth(0.15, 9),))
 
 
 def test_deep_gradient_compression_follows_the_paper():

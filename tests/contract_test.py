@@ -104,6 +104,40 @@ def test_a_residual_is_added_to_what_is_encoded(codec, size):
     assert codec.encode(tf.constant(coefficients), None, layout, DRAW).residual is None
 
 
+@pytest.mark.parametrize("size", [1, 4097])
+@pytest.mark.parametrize("spec", SPECS)
+def test_a_density_that_only_the_graph_knows_gives_the_same_bits(spec, size):
+    compression = Compression.from_spec(spec)
+    codec = compression.build()
+    layout = codec.transform.layout(size)
+    if not codec.adjustable:
+        with pytest.raises(NotImplementedError, match="density"):
+            codec.at(tf.constant(0.1, tf.float64))
+        return
+    rng = np.random.default_rng(size)
+    coefficients, residual = (rng.standard_t(3, layout.shape).astype(np.float32) for _ in range(2))
+
+    def there_and_back(codec):
+        encoded = codec.encode(tf.constant(coefficients), tf.constant(residual), layout, DRAW)
+        repaid = codec.encode(tf.constant(coefficients), None, layout, DRAW)
+        total, finite = codec.decode_sum(tf.stack([encoded.payload] * 2), layout, DRAW)
+        rest = codec.without(tf.constant(coefficients), encoded.positions, layout)
+        assert total.shape == encoded.residual.shape == rest.shape == layout.shape
+        return encoded.payload, encoded.residual, repaid.payload, total, finite, rest
+
+    @tf.function(autograph=False)
+    def at(density):
+        return there_and_back(codec.at(density))
+
+    for density in (0.25, dict(compression.params)["density"], 1.0):
+        params = {**dict(compression.params), "density": density}
+        expected = there_and_back(Compression(compression.codec, tuple(params.items())).build())
+        actual = at(tf.constant(density, tf.float64))
+        for mine, theirs in zip(actual, expected, strict=True):
+            np.testing.assert_array_equal(mine, theirs, strict=True)
+    assert at.experimental_get_tracing_count() == 1
+
+
 def test_only_the_draw_of_a_stochastic_codec_changes_its_payload(codec):
     size = 20_000
     layout = codec.transform.layout(size)

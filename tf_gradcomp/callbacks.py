@@ -30,7 +30,8 @@ class CompressionMonitor(tf.keras.callbacks.Callback):
       history: one dict per epoch, with
 
         - ``dense_bytes``: bytes of the gradients of one step, those exchanged row by row left out,
-        - ``payload_bytes``: bytes that one worker contributes to one step's exchange of these,
+        - ``payload_bytes``: bytes that one worker contributes to one step's exchange of these, with
+          the codec's own density where that changes from step to step,
         - ``compression_ratio``: the former over the latter,
         - ``row_sparse_bytes``: bytes that this worker contributes to a step's exchange of sparse
           gradients, which are those of the rows touched; the mean over the epoch,

@@ -9,11 +9,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from tf_gradcomp.codecs import base, registry
+from tf_gradcomp.controllers import schedules
 from tf_gradcomp.transports import TRANSPORTS
 
 SCOPES = ("layer", "bucket", "model")
 AUTO_TRANSPORT = "auto"
 DEFAULT_BUCKET_BYTES = 32 * 2**20
+_LAST_EXCHANGE = 2**31 - 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,6 +40,12 @@ class Compression:
         ``"block_sparse"``, ``"integer"`` or, for ``"identity"``, ``"float16"`` and ``"bfloat16"``,
         ``"all_reduce"``. ``"auto"`` is one of the first two. Low-rank methods and ``"none"`` have
         one way of travelling.
+      warmup: number of the first exchanges that send more: their density falls from 1/4 by way of
+        the powers of 1/4, in stages of equal length, to the codec's; see ``schedules.WarmUp``. 0
+        for none. This field and the next one are for codecs that keep a given share of the items.
+      grow_after: number of the exchange from which on the density grows towards 1: the share that
+        is dropped falls as ``grow_after`` over the number of the exchange; see
+        ``schedules.Growth``. 0 for a density that does not grow.
       momentum: momentum correction, in [0, 1): every worker's own momentum takes the place of its
         gradient, and what is sent of it begins anew (DGC). The optimizer must have none.
       global_momentum: in [0, 1): the same with the momentum that all workers have in common (GMC).
@@ -57,6 +65,8 @@ class Compression:
     scope: str = "bucket"
     bucket_bytes: int = DEFAULT_BUCKET_BYTES
     transport: str = AUTO_TRANSPORT
+    warmup: int = 0
+    grow_after: int = 0
     momentum: float = 0.0
     global_momentum: float = 0.0
     clip_norm: float | None = None
@@ -106,6 +116,26 @@ class Compression:
                 f"transport of {self.codec!r} must be {' or '.join(allowed)}, "
                 f"got {self.transport!r}{can_be_added if self.transport in adding else ''}"
             )
+        self._check_schedule()
+
+    def _check_schedule(self) -> None:
+        for field in ("warmup", "grow_after"):
+            value = getattr(self, field)
+            is_integer = isinstance(value, int) and not isinstance(value, bool)
+            if not is_integer or not 0 <= value <= _LAST_EXCHANGE:
+                raise ValueError(
+                    f"{field} must be an integer from 0 to {_LAST_EXCHANGE}, got {value!r}"
+                )
+            if value and self.codec not in registry.adjustable():
+                raise ValueError(
+                    f"{field} changes a density, so codec must be one of "
+                    f"{', '.join(registry.adjustable())}, got {self.codec!r}"
+                )
+        if self.warmup and dict(self.params)["density"] >= schedules.FIRST_DENSITY:
+            raise ValueError(
+                f"warmup begins with a density of {schedules.FIRST_DENSITY}: density must be less, "
+                f"got {dict(self.params)['density']}"
+            )
 
     def _check_feedback(self, has_no_momentum: bool) -> None:
         """Checks what is fed back beside the residual, and what is done before."""
@@ -151,6 +181,21 @@ class Compression:
         if self.is_dense:
             raise ValueError("codec 'none' sends gradients as they are: there is nothing to build")
         return registry.build(self.codec, dict(self.params))
+
+    @property
+    def density_schedule(self) -> schedules.Schedule | None:
+        """The density at each exchange; ``None`` if it is always the codec's."""
+        parts: list[schedules.Schedule] = []
+        if self.warmup:
+            parts.append(schedules.WarmUp(dict(self.params)["density"], self.warmup))
+        if self.grow_after:
+            parts.append(schedules.Growth(dict(self.params)["density"], self.grow_after))
+        return schedules.Highest(tuple(parts)) if parts else None
+
+    @property
+    def steady(self) -> Compression:
+        """The same with the codec's density at every exchange."""
+        return dataclasses.replace(self, warmup=0, grow_after=0)
 
     @classmethod
     def from_spec(cls, spec: str) -> Compression:

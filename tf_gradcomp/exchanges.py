@@ -80,6 +80,7 @@ class CompressedExchange:
         )
         shapes = self._transport.residual_shapes(self._layout.shape, self._shard_layout.shape)
         compression = _compression(self.bucket)
+        self._density_schedule = compression.density_schedule
         self.residuals = _residuals(compression, number, shapes, collectives)
         self._momentum = _momentum(compression, self._layout.shape, collectives)
         self._rate = _rate_correction(compression)
@@ -130,7 +131,8 @@ class CompressedExchange:
         transform = self._transform
         if self._choice is not None:
             transform = transform.at(self._choice.read_value())
-        coder = _Coder(self._codec, self._shard_layout, draw, self._collectives.num_workers)
+        codec = self._codec_at(draw.step)
+        coder = _Coder(codec, self._shard_layout, draw, self._collectives.num_workers)
         meant = transform.forward(packed)
         if self._momentum is not None:
             meant = self._momentum.add(meant)
@@ -153,6 +155,13 @@ class CompressedExchange:
         if self._momentum is not None:
             updates.append((self._momentum.variable, *momentum))
         return Reduced(sums, lambda: summed.finite & all_finite(narrow), updates)
+
+    def _codec_at(self, step: tf.Tensor) -> Codec:
+        """Returns the codec with the density of this exchange."""
+        if self._density_schedule is None:
+            return self._codec
+        with tf.device("CPU:0"):  # as all that becomes a number of items
+            return self._codec.at(self._density_schedule(step))
 
     def _choose_views(
         self,
@@ -211,7 +220,7 @@ class _Coder:
         if second:
             # Other random numbers, but for positions: a sum has no other items than its parts.
             draw = draw._replace(worker=draw.worker + self._num_workers)
-        if second and residual is None and self._codec.density(self._layout) < 1:
+        if second and residual is None and self._drops_items():
             # Random-k scales up what it keeps unless there is a residual: once is enough.
             zeros = tf.zeros(self.shape)
             return self._codec.encode(coefficients, zeros, self._layout, draw).payload, None
@@ -228,6 +237,11 @@ class _Coder:
             for shard, part in enumerate(shards)
         ]
         return join(unsent, coefficients)
+
+    def _drops_items(self) -> bool:
+        """Whether the payload has no room for all items; if nobody knows before, it may."""
+        density = self._codec.density(self._layout)
+        return tf.is_tensor(density) or density < 1
 
     def decode_sum(self, shard: int, payloads: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         draw = self._draw._replace(shard=shard)

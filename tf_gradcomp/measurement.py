@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable, Sequence
 
@@ -106,7 +107,12 @@ def _measure_link(collectives: Collectives, send: Callable[[float], tf.Tensor]) 
 def measure_work(
     variables: Sequence[VariableInfo], bucket: Bucket, collectives: Collectives
 ) -> float:
-    """Returns the seconds that this worker needs for an exchange, without its messages."""
+    """Returns the seconds that this worker needs for an exchange, without its messages.
+
+    If the density changes from step to step, those with the codec's.
+    """
+    assert bucket.compression is not None
+    bucket = dataclasses.replace(bucket, compression=bucket.compression.steady)
     with tf.init_scope(), tf.device(collectives.device):
         plan = Plan(tuple(variables), (bucket,))
         exchange = make_exchange(plan, 0, SilentCollectives(collectives))

@@ -11,6 +11,7 @@ def superneurons(
     bits: int = 10,
     mantissa_bits: int | None = None,
     chunk: int | None = None,
+    grow_after: int = 0,
 ) -> Compression:
     """FFT sparsification with range-based floats, tensor by tensor, as published.
 
@@ -22,11 +23,19 @@ def superneurons(
       bits: bits per real or imaginary part, 6..12.
       mantissa_bits: mantissa bits of the range float.
       chunk: row length of the transform; ``None``, as published, is the whole tensor.
+      grow_after: number of the exchange from which on theta diminishes, as the paper's convergence
+        proof asks; 0 for a constant one.
 
     Source: Wang et al., HPDC 2020, DOI 10.1145/3369583.3392681.
     """
     params = {"density": density, "bits": bits, "mantissa_bits": mantissa_bits, "chunk": chunk}
-    return Compression("fft", tuple(params.items()), error_feedback=False, scope="layer")
+    return Compression(
+        "fft",
+        tuple(params.items()),
+        error_feedback=False,
+        scope="layer",
+        grow_after=grow_after,
+    )
 
 
 def natural() -> Compression:

@@ -33,8 +33,9 @@ class Bucket:
       dtype: dtype of the packed gradients; "float32" when compressed.
       compression: how it is compressed; ``None`` for a dense all-reduce, or a row-sparse exchange.
       payload_bytes: bytes that one worker contributes to the exchange; the average, where that
-        alternates from step to step, and an estimate for ``block_sparse``. 0 for a row-sparse
-        exchange, which depends on the rows of a step: ``CompressionMonitor`` counts them.
+        alternates from step to step, and an estimate for ``block_sparse``; where the density
+        changes, those with the codec's own. 0 for a row-sparse exchange, which depends on the rows
+        of a step: ``CompressionMonitor`` counts them.
       transport: how payloads travel, a key of ``TRANSPORTS``; empty for those without a codec.
       row_sparse: whether sparse gradients are exchanged row by row.
       estimates: what its exchange would take, if it is compressed: as it is done, by other

@@ -8,6 +8,9 @@ import numpy as np
 import pytest
 from keras_generation import IS_KERAS3
 
+from tf_gradcomp.compression import Compression
+from tf_gradcomp.transports import TRANSPORTS
+
 pytestmark = pytest.mark.distributed
 
 HAS_ADDONS = importlib.util.find_spec("tensorflow_addons") is not None
@@ -78,6 +81,32 @@ def test_other_transports_train(arguments):
     results = train(*arguments)
     assert_workers_agree(results)
     assert_learned(results[0])
+
+
+@pytest.mark.parametrize(
+    ("codec", "transport", "arguments"),
+    [
+        pytest.param("fft", "all_gather", (), id="all_gather"),
+        # All-to-all, too, in a loop; lengths change from one iteration to the next.
+        pytest.param("topk", "scatter_reduce", ("--steps-per-execution=2",), id="scatter_reduce"),
+    ],
+)
+def test_density_falls_while_training_and_nothing_is_traced_again(codec, transport, arguments):
+    spec = f"{codec}:density=0.01,transport={transport},warmup=9"
+    results = train(f"--compression={spec}", *arguments)
+    assert_workers_agree(results)
+    assert_learned(results[0])
+    stages = [0.25] * 3 + [0.0625] * 3 + [0.015625] * 3 + [0.01] * 7
+    num_shards = TRANSPORTS[transport].num_shards(2)
+    expected = []
+    for density in stages:
+        parts = Compression.from_spec(f"{codec}:density={density}").build()
+        expected.append(parts.num_words(parts.transform.layout(64 * 1600).shard(num_shards)))
+    for result in results:
+        assert result["gathered_words"] == expected
+        # Keras traces a function more than once before it first runs, if it is not version 3.
+        before_the_first, in_all = result["traces"]
+        assert before_the_first == in_all > 0
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,8 @@ from typing import Any, ClassVar, NamedTuple
 
 import tensorflow as tf
 
+from tf_gradcomp.ops.counts import Count
+
 
 class Encoded(NamedTuple):
     """What one worker sends, and what the sending lost.
@@ -182,7 +184,7 @@ class Selected(NamedTuple):
     """What a sparsifier chose.
 
     Attributes:
-      positions: int32 ``[p]``; the first ``num_words`` words are sent.
+      positions: int32 ``[p]``; what ``sent`` makes of them travels.
       kept: the items there, float32 ``[k]`` or ``[k, c]``.
       total: what they were chosen from, float32 ``[N]`` or ``[N, c]``.
     """
@@ -193,7 +195,24 @@ class Selected(NamedTuple):
 
 
 class Sparsifier(abc.ABC):
-    """Chooses which items travel, and codes their positions."""
+    """Chooses which items travel, and codes their positions.
+
+    Attributes:
+      adjustable: whether its density can change from step to step; see ``at``.
+    """
+
+    adjustable: ClassVar[bool] = False
+
+    def at(self, density: tf.Tensor) -> Sparsifier:
+        """Returns the sparsifier with another density, which is known when the graph runs.
+
+        It keeps as many items as with the same density as a number: ``num_kept`` is a tensor then.
+        ``num_words`` is for static densities only.
+
+        Args:
+          density: float64 scalar in (0, 1], the same on all workers.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no density that can change")
 
     @property
     @abc.abstractmethod
@@ -206,12 +225,16 @@ class Sparsifier(abc.ABC):
         return False
 
     @abc.abstractmethod
-    def num_kept(self, layout: Layout) -> int:
+    def num_kept(self, layout: Layout) -> Count:
         """Returns ``k``, the number of items that are quantized; the same on all workers."""
 
     @abc.abstractmethod
     def num_words(self, layout: Layout) -> int:
         """Returns the number of words of the positions block that is sent; may be 0."""
+
+    def sent(self, positions: tf.Tensor) -> tf.Tensor:
+        """Returns the words of ``Selected.positions`` that travel: by default all of them."""
+        return positions
 
     @abc.abstractmethod
     def select(
@@ -250,9 +273,10 @@ class Sparsifier(abc.ABC):
 class Quantizer(abc.ABC):
     """Codes values in fewer bits.
 
-    Sizes are static. An Inf or NaN anywhere in a block must be seen by ``all_finite``, also if the
-    codes would saturate, and its values then decode to NaN. With error feedback, the error of a
-    biased quantizer must not exceed the value it codes, or residuals grow. Denormal errors count:
+    Numbers of values are static, or tensors where a sparsifier's density changes from step to step.
+    An Inf or NaN anywhere in a block must be seen by ``all_finite``, also if the codes would
+    saturate, and its values then decode to NaN. With error feedback, the error of a biased
+    quantizer must not exceed the value it codes, or residuals grow. Denormal errors count:
     TensorFlow's own kernels may flush them to zero, so that a quantizer made of TensorFlow
     operations alone has to send values that it would leave a denormal error of as zero.
 
@@ -276,8 +300,11 @@ class Quantizer(abc.ABC):
         return False
 
     @abc.abstractmethod
-    def num_words(self, num_values: int) -> int:
-        """Returns the number of words of the quantizer block for ``num_values`` values."""
+    def num_words(self, num_values: Count) -> Count:
+        """Returns the number of words of the quantizer block for ``num_values`` values.
+
+        Of a tensor it is a tensor: sums, products and quotients (``//``) serve both.
+        """
 
     @abc.abstractmethod
     def encode(
@@ -297,10 +324,10 @@ class Quantizer(abc.ABC):
         """
 
     @abc.abstractmethod
-    def decode(self, words: tf.Tensor, num_values: int) -> tf.Tensor:
+    def decode(self, words: tf.Tensor, num_values: Count) -> tf.Tensor:
         """Maps int32 ``[W, w]`` to float32 ``[W, num_values]``."""
 
-    def decode_sum(self, words: tf.Tensor, num_values: int) -> tf.Tensor:
+    def decode_sum(self, words: tf.Tensor, num_values: Count) -> tf.Tensor:
         """Maps int32 ``[W, w]`` to float32 ``[num_values]``: the sum in worker order."""
         return sum_in_order(self.decode(words, num_values))
 
@@ -348,8 +375,27 @@ class Codec(abc.ABC):
         Sums of such numbers are what the sums of coefficients would be coded as, but for rounding.
         """
 
+    @property
     @abc.abstractmethod
-    def density(self, layout: Layout) -> float:
+    def adjustable(self) -> bool:
+        """Whether its density can change from step to step; see ``at``."""
+
+    @abc.abstractmethod
+    def at(self, density: tf.Tensor) -> Codec:
+        """Returns the codec with another density, which is known when the graph runs.
+
+        Payloads and sums have the bits that they have with the same density as a number.
+        ``density`` returns a tensor then. ``num_words`` is for static densities only.
+
+        Args:
+          density: float64 scalar in (0, 1], the same on all workers.
+
+        Raises:
+          NotImplementedError: the codec is not ``adjustable``.
+        """
+
+    @abc.abstractmethod
+    def density(self, layout: Layout) -> float | tf.Tensor:
         """Returns the share of the items that a payload has room for, in (0, 1]."""
 
     @abc.abstractmethod
@@ -499,6 +545,12 @@ def check_range(owner: str, field: str, value: Any, low: Any, high: Any, low_ope
         raise ValueError(
             f"{owner}: {field} must be in {'(' if low_open else '['}{low}, {high}], got {value!r}"
         )
+
+
+def check_density(owner: str, value: Any) -> None:
+    """Raises ValueError unless ``value`` is a share in (0, 1], or a tensor, of which none knows."""
+    if not tf.is_tensor(value):
+        check_range(owner, "density", value, 0, 1.0, low_open=True)
 
 
 def check_integer(owner: str, field: str, value: Any) -> None:

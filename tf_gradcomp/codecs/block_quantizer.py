@@ -9,6 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_gradcomp.codecs import base
+from tf_gradcomp.ops.counts import Count
 
 _FLAG_WORD = 0  # of the header; its bit 31 says that a value was not finite
 
@@ -21,7 +22,7 @@ class BlockQuantizer(base.Quantizer):
         """Calls the encode operation; ``inputs`` are its ``residual`` and ``with_error``."""
 
     @abc.abstractmethod
-    def _decode(self, words: tf.Tensor, num_values: int, sum: bool) -> tf.Tensor:
+    def _decode(self, words: tf.Tensor, num_values: Count, sum: bool) -> tf.Tensor:
         """Calls the decode operation."""
 
     def encode(
@@ -30,10 +31,10 @@ class BlockQuantizer(base.Quantizer):
         words, error = self._encode(values, draw, residual=residual, with_error=with_error)
         return words, error if with_error else None
 
-    def decode(self, words: tf.Tensor, num_values: int) -> tf.Tensor:
+    def decode(self, words: tf.Tensor, num_values: Count) -> tf.Tensor:
         return self._decode(words, num_values, sum=False)
 
-    def decode_sum(self, words: tf.Tensor, num_values: int) -> tf.Tensor:
+    def decode_sum(self, words: tf.Tensor, num_values: Count) -> tf.Tensor:
         return self._decode(words, num_values, sum=True)
 
     def all_finite(self, words: tf.Tensor) -> tf.Tensor:

@@ -16,6 +16,7 @@ import tensorflow as tf
 from tf_gradcomp.codecs import base
 from tf_gradcomp.codecs.block_quantizer import BlockQuantizer
 from tf_gradcomp.ops import dithering as dithering_ops
+from tf_gradcomp.ops.counts import Count
 
 # The paper's p of the norm.
 _NORMS = {"max": "inf", "l2": "2"}
@@ -63,12 +64,12 @@ class Dithering(BlockQuantizer):
     def _parameters(self) -> tuple[int, str, str, int, str]:
         return self.levels, self.kind, _NORMS[self.norm], self.block, self.norm_code
 
-    def num_words(self, num_values: int) -> int:
+    def num_words(self, num_values: Count) -> Count:
         return dithering_ops.num_words(num_values, *self._parameters)
 
     def _encode(self, values: tf.Tensor, draw: base.Draw, **inputs: Any) -> tuple[Any, Any]:
         key = draw.own_key(self.seed)
         return dithering_ops.dithering_encode(values, key, *self._parameters, **inputs)
 
-    def _decode(self, words: tf.Tensor, num_values: int, sum: bool) -> tf.Tensor:
+    def _decode(self, words: tf.Tensor, num_values: Count, sum: bool) -> tf.Tensor:
         return dithering_ops.dithering_decode(words, num_values, *self._parameters, sum=sum)

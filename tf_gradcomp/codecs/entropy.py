@@ -15,6 +15,7 @@ import tensorflow as tf
 from tf_gradcomp.codecs import base
 from tf_gradcomp.codecs.block_quantizer import BlockQuantizer
 from tf_gradcomp.ops import entropy as entropy_ops
+from tf_gradcomp.ops.counts import Count
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,11 +39,11 @@ class EntropyFloat(BlockQuantizer):
         except ValueError as error:
             raise ValueError(f"entropy: {error}") from None
 
-    def num_words(self, num_values: int) -> int:
+    def num_words(self, num_values: Count) -> Count:
         return entropy_ops.num_words(num_values, self.bits)
 
     def _encode(self, values: tf.Tensor, draw: base.Draw, **inputs: Any) -> tuple[Any, Any]:
         return entropy_ops.entropy_encode(values, self.bits, **inputs)
 
-    def _decode(self, words: tf.Tensor, num_values: int, sum: bool) -> tf.Tensor:
+    def _decode(self, words: tf.Tensor, num_values: Count, sum: bool) -> tf.Tensor:
         return entropy_ops.entropy_decode(words, num_values, self.bits, sum)

@@ -9,6 +9,7 @@ from typing import ClassVar
 import tensorflow as tf
 
 from tf_gradcomp.codecs import base
+from tf_gradcomp.ops.counts import Count
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,7 +34,7 @@ class Float32(base.Quantizer):
     lossless: ClassVar[bool] = True
     addable: ClassVar[tf.DType | None] = tf.float32
 
-    def num_words(self, num_values: int) -> int:
+    def num_words(self, num_values: Count) -> Count:
         return num_values
 
     def encode(
@@ -44,7 +45,7 @@ class Float32(base.Quantizer):
         error = tf.zeros_like(values) if with_error else None
         return tf.bitcast(tf.reshape(values, [-1]), tf.int32), error
 
-    def decode(self, words: tf.Tensor, num_values: int) -> tf.Tensor:
+    def decode(self, words: tf.Tensor, num_values: Count) -> tf.Tensor:
         return tf.bitcast(words, tf.float32)
 
     def all_finite(self, words: tf.Tensor) -> tf.Tensor:

@@ -15,6 +15,7 @@ import tensorflow as tf
 from tf_gradcomp.codecs import base
 from tf_gradcomp.codecs.block_quantizer import BlockQuantizer
 from tf_gradcomp.ops import narrow_float as narrow_float_ops
+from tf_gradcomp.ops.counts import Count
 
 
 class _NarrowFloat(BlockQuantizer):
@@ -22,13 +23,13 @@ class _NarrowFloat(BlockQuantizer):
     block: int = narrow_float_ops.DEFAULT_BLOCK
     biased: ClassVar[bool] = True
 
-    def num_words(self, num_values: int) -> int:
+    def num_words(self, num_values: Count) -> Count:
         return narrow_float_ops.num_words(num_values, self.dtype, self.block)
 
     def _encode(self, values: tf.Tensor, draw: base.Draw, **inputs: Any) -> tuple[Any, Any]:
         return narrow_float_ops.narrow_float_encode(values, self.dtype, block=self.block, **inputs)
 
-    def _decode(self, words: tf.Tensor, num_values: int, sum: bool) -> tf.Tensor:
+    def _decode(self, words: tf.Tensor, num_values: Count, sum: bool) -> tf.Tensor:
         return narrow_float_ops.narrow_float_decode(words, num_values, self.dtype, self.block, sum)
 
 

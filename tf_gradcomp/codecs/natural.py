@@ -15,6 +15,7 @@ import tensorflow as tf
 from tf_gradcomp.codecs import base
 from tf_gradcomp.codecs.block_quantizer import BlockQuantizer
 from tf_gradcomp.ops import natural as natural_ops
+from tf_gradcomp.ops.counts import Count
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,11 +33,11 @@ class Natural(BlockQuantizer):
     def __post_init__(self) -> None:
         base.check_seed("natural", self.seed)
 
-    def num_words(self, num_values: int) -> int:
+    def num_words(self, num_values: Count) -> Count:
         return natural_ops.num_words(num_values)
 
     def _encode(self, values: tf.Tensor, draw: base.Draw, **inputs: Any) -> tuple[Any, Any]:
         return natural_ops.natural_encode(values, draw.own_key(self.seed), **inputs)
 
-    def _decode(self, words: tf.Tensor, num_values: int, sum: bool) -> tf.Tensor:
+    def _decode(self, words: tf.Tensor, num_values: Count, sum: bool) -> tf.Tensor:
         return natural_ops.natural_decode(words, num_values, sum)

@@ -14,6 +14,7 @@ import tensorflow as tf
 from tf_gradcomp.codecs import base
 from tf_gradcomp.codecs.block_quantizer import BlockQuantizer
 from tf_gradcomp.ops import one_bit as one_bit_ops
+from tf_gradcomp.ops.counts import Count
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,11 +38,11 @@ class OneBit(BlockQuantizer):
         except ValueError as error:
             raise ValueError(f"one-bit: {error}") from None
 
-    def num_words(self, num_values: int) -> int:
+    def num_words(self, num_values: Count) -> Count:
         return one_bit_ops.num_words(num_values, self.block)
 
     def _encode(self, values: tf.Tensor, draw: base.Draw, **inputs: Any) -> tuple[Any, Any]:
         return one_bit_ops.one_bit_encode(values, block=self.block, **inputs)
 
-    def _decode(self, words: tf.Tensor, num_values: int, sum: bool) -> tf.Tensor:
+    def _decode(self, words: tf.Tensor, num_values: Count, sum: bool) -> tf.Tensor:
         return one_bit_ops.one_bit_decode(words, num_values, self.block, sum)

@@ -42,7 +42,16 @@ class Pipeline(base.Codec):
     def addable(self) -> tf.DType | None:
         return self.quantizer.addable if self.sparsifier is None else None
 
-    def density(self, layout: base.Layout) -> float:
+    @property
+    def adjustable(self) -> bool:
+        return self.sparsifier is not None and self.sparsifier.adjustable
+
+    def at(self, density: tf.Tensor) -> Pipeline:
+        if self.sparsifier is None:
+            raise NotImplementedError("a codec without a sparsifier has no density")
+        return dataclasses.replace(self, sparsifier=self.sparsifier.at(density))
+
+    def density(self, layout: base.Layout) -> float | tf.Tensor:
         return (
             1.0 if self.sparsifier is None else self.sparsifier.num_kept(layout) / layout.num_items
         )
@@ -68,7 +77,7 @@ class Pipeline(base.Codec):
         codes, error = self.quantizer.encode(selected.kept, None, with_residual, draw)
         if with_residual:
             residual = self.sparsifier.replace(selected.total, selected.positions, error)
-        sent = selected.positions[: self.sparsifier.num_words(layout)]
+        sent = self.sparsifier.sent(selected.positions)
         payload = tf.concat([sent, codes], axis=0)
         return base.Encoded(payload, residual, selected.positions)
 
@@ -86,12 +95,12 @@ class Pipeline(base.Codec):
         if self.sparsifier is None:
             total = self.quantizer.decode_sum(payloads, layout.num_values)
             return tf.reshape(total, layout.shape), self.quantizer.all_finite(payloads)
-        num_workers = payloads.shape[0]
-        num_kept = self.sparsifier.num_kept(layout)
-        num_position_words = self.sparsifier.num_words(layout)
-        positions, codes = payloads[:, :num_position_words], payloads[:, num_position_words:]
-        values = self.quantizer.decode(codes, num_kept * layout.components)
-        kept = tf.reshape(values, (num_workers, num_kept, *layout.shape[1:]))
+        with tf.device("CPU:0"):  # which is where numbers of items and words are needed
+            num_values = self.sparsifier.num_kept(layout) * layout.components
+            num_code_words = self.quantizer.num_words(num_values)
+        positions, codes = payloads[:, :-num_code_words], payloads[:, -num_code_words:]
+        values = self.quantizer.decode(codes, num_values)
+        kept = tf.reshape(values, (payloads.shape[0], -1, *layout.shape[1:]))
         # Items that are not finite rank first, so the quantizer has seen them if there are any.
         return self.sparsifier.sum(positions, kept, layout, draw), self.quantizer.all_finite(codes)
 

@@ -17,6 +17,7 @@ from tf_gradcomp.codecs import base, top_k
 from tf_gradcomp.ops import positions as positions_ops
 from tf_gradcomp.ops import random_k as random_k_ops
 from tf_gradcomp.ops import threshold as threshold_ops
+from tf_gradcomp.ops.counts import Count
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,27 +31,34 @@ class RandomK(base.Sparsifier):
     that a worker that is out of step is an error and not a wrong sum.
 
     Attributes:
-      density: share of the items kept, in (0, 1].
+      density: share of the items kept, in (0, 1], or a float64 scalar tensor.
       seed: of the random numbers.
 
     Raises:
       ValueError: a field is out of range.
     """
 
-    density: float = 0.01
+    density: float | tf.Tensor = 0.01
     seed: int = 0
     biased: ClassVar[bool] = True
     stochastic: ClassVar[bool] = True
+    adjustable: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        base.check_range("random-k", "density", self.density, 0, 1.0, low_open=True)
+        base.check_density("random-k", self.density)
         base.check_seed("random-k", self.seed)
 
-    def num_kept(self, layout: base.Layout) -> int:
+    def at(self, density: tf.Tensor) -> RandomK:
+        return dataclasses.replace(self, density=density)
+
+    def num_kept(self, layout: base.Layout) -> Count:
         return top_k.num_kept(self.density, layout.num_items)
 
     def num_words(self, layout: base.Layout) -> int:
         return 1
+
+    def sent(self, positions: tf.Tensor) -> tf.Tensor:
+        return positions[:1]
 
     def select(
         self,

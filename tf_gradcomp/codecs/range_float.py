@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from tf_gradcomp.codecs import base
 from tf_gradcomp.ops import range_float as range_float_ops
+from tf_gradcomp.ops.counts import Count
 
 MIN_BITS, MAX_BITS = 6, 12
 
@@ -52,7 +53,7 @@ class RangeFloat(base.Quantizer):
         """The number m of mantissa bits in use."""
         return self.bits - 4 if self.mantissa_bits is None else self.mantissa_bits
 
-    def num_words(self, num_values: int) -> int:
+    def num_words(self, num_values: Count) -> Count:
         return range_float_ops.num_words(num_values, self.bits)
 
     def encode(
@@ -63,7 +64,7 @@ class RangeFloat(base.Quantizer):
         words, error = range_float_ops.range_float_encode(values, self.bits, self.mantissa)
         return words, error if with_error else None
 
-    def decode(self, words: tf.Tensor, num_values: int) -> tf.Tensor:
+    def decode(self, words: tf.Tensor, num_values: Count) -> tf.Tensor:
         return range_float_ops.range_float_decode(words, num_values, self.bits, self.mantissa)
 
     def all_finite(self, words: tf.Tensor) -> tf.Tensor:

@@ -95,6 +95,11 @@ def addable() -> list[str]:
     return sorted(name for name, part in _QUANTIZERS.items() if part.addable is not None)
 
 
+def adjustable() -> list[str]:
+    """Returns the names of the codecs whose density can change from step to step, sorted."""
+    return sorted(name for name, recipe in _RECIPES.items() if recipe.sparsifier.adjustable)
+
+
 def sparsifiers() -> list[str]:
     """Returns the names of the codecs that have ``values``, sorted."""
     return sorted(_RECIPES)

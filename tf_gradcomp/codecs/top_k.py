@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from typing import ClassVar
 
 import tensorflow as tf
@@ -13,6 +12,7 @@ from tf_gradcomp.codecs import base
 from tf_gradcomp.ops import positions as positions_ops
 from tf_gradcomp.ops import top_k as top_k_ops
 from tf_gradcomp.ops import top_k_chunked as top_k_chunked_ops
+from tf_gradcomp.ops.counts import Count
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,19 +25,24 @@ class TopK(base.Sparsifier):
     feedback.
 
     Attributes:
-      density: share of the items kept, in (0, 1]. SuperNeurons' theta is ``1 - density``.
+      density: share of the items kept, in (0, 1], or a float64 scalar tensor. SuperNeurons' theta
+        is ``1 - density``.
 
     Raises:
       ValueError: ``density`` is outside (0, 1].
     """
 
-    density: float = 0.01
+    density: float | tf.Tensor = 0.01
     biased: ClassVar[bool] = True
+    adjustable: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        base.check_range("top-k", "density", self.density, 0, 1.0, low_open=True)
+        base.check_density("top-k", self.density)
 
-    def num_kept(self, layout: base.Layout) -> int:
+    def at(self, density: tf.Tensor) -> TopK:
+        return dataclasses.replace(self, density=density)
+
+    def num_kept(self, layout: base.Layout) -> Count:
         return num_kept(self.density, layout.num_items)
 
     def num_words(self, layout: base.Layout) -> int:
@@ -72,7 +77,7 @@ class ChunkedTopK(TopK):
     """Top-k, of the whole bucket or of every chunk of it.
 
     Attributes:
-      density: share of the items kept, in (0, 1].
+      density: as for ``TopK``.
       chunk: 0 for the whole bucket, or a power of two from 64 to 65536: of every ``chunk``
         consecutive items the ``ceil(density * chunk)`` largest are kept, and as large a share of a
         last, shorter chunk. Real items only.
@@ -92,7 +97,7 @@ class ChunkedTopK(TopK):
                 f"top-k: chunk must be 0 or a power of two from {low} to {high}, got {self.chunk}"
             )
 
-    def num_kept(self, layout: base.Layout) -> int:
+    def num_kept(self, layout: base.Layout) -> Count:
         if not self.chunk:
             return super().num_kept(layout)
         count, last_count = self._counts(layout)
@@ -111,13 +116,24 @@ class ChunkedTopK(TopK):
         selected = top_k_chunked_ops.top_k_chunked_select(total, self.chunk, *self._counts(layout))
         return base.Selected(*selected, total)
 
-    def _counts(self, layout: base.Layout) -> tuple[int, int]:
+    def _counts(self, layout: base.Layout) -> tuple[Count, Count]:
         """Returns how many items of a chunk are kept, and how many of a last, shorter one."""
         rest = layout.num_items % self.chunk
         return num_kept(self.density, self.chunk), num_kept(self.density, rest) if rest else 0
 
 
-def num_kept(density: float, num_items: int) -> int:
-    """Returns how many items a density means, at least one."""
-    # The rounding guards against 0.1 * 10 = 1.0000000000000002 keeping two of ten.
-    return max(1, math.ceil(round(density * num_items, 6)))
+def num_kept(density: float | tf.Tensor, num_items: int) -> Count:
+    """Returns how many items a density means, at least one.
+
+    Args:
+      density: share of them, in (0, 1]. A tensor must be of type float64.
+      num_items: number of items.
+    """
+    with tf.device("CPU:0"):  # which is where numbers of items are needed
+        share = density * num_items
+        whole = share // 1
+        # Rounded to 6 decimals: 0.07 * 100 = 7.000000000000001 must not keep 8 of 100.
+        has_rest = share - whole > 0.5e-6
+        if tf.is_tensor(density):
+            return tf.maximum(tf.cast(whole, tf.int64) + tf.cast(has_rest, tf.int64), 1)
+        return max(1, int(whole) + has_rest)

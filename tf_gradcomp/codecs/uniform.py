@@ -14,6 +14,7 @@ import tensorflow as tf
 from tf_gradcomp.codecs import base
 from tf_gradcomp.codecs.block_quantizer import BlockQuantizer
 from tf_gradcomp.ops import uniform as uniform_ops
+from tf_gradcomp.ops.counts import Count
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,12 +54,12 @@ class Uniform(BlockQuantizer):
     def biased(self) -> bool:
         return not self.stochastic
 
-    def num_words(self, num_values: int) -> int:
+    def num_words(self, num_values: Count) -> Count:
         return uniform_ops.num_words(num_values, self.bits, self.block)
 
     def _encode(self, values: tf.Tensor, draw: base.Draw, **inputs: Any) -> tuple[Any, Any]:
         key = draw.own_key(self.seed) if self.stochastic else None
         return uniform_ops.uniform_encode(values, self.bits, key, block=self.block, **inputs)
 
-    def _decode(self, words: tf.Tensor, num_values: int, sum: bool) -> tf.Tensor:
+    def _decode(self, words: tf.Tensor, num_values: Count, sum: bool) -> tf.Tensor:
         return uniform_ops.uniform_decode(words, num_values, self.bits, self.block, sum)

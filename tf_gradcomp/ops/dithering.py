@@ -15,6 +15,7 @@ from __future__ import annotations
 import tensorflow as tf
 
 from tf_gradcomp.ops import loader
+from tf_gradcomp.ops.counts import Count, check_count
 
 KINDS = ("natural", "standard")
 NORMS = ("inf", "2")
@@ -34,17 +35,16 @@ def num_bits(levels: int) -> int:
 
 
 def num_words(
-    count: int, levels: int, kind: str, norm: str, block: int, norm_code: str = "float32"
-) -> int:
+    count: Count, levels: int, kind: str, norm: str, block: int, norm_code: str = "float32"
+) -> Count:
     """Words (int32) of the dithering block of `count` values; the arguments are the encoder's.
 
     Raises:
       ValueError: `count` is negative or a parameter outside its limits.
     """
-    if count < 0:
-        raise ValueError(f"count must be >= 0, got {count}")
+    check_count(count)
     check_parameters(levels, kind, norm, block, norm_code)
-    norms = -(-count // block) if block else min(count, 1)
+    norms = -(-count // (block or count + 1))  # one of all values, if there are any
     norm_words = -(-norms // 4) if norm_code == "natural" else norms
     return HEADER_WORDS + norm_words + -(-count * num_bits(levels) // 32)
 

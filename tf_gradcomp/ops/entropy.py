@@ -14,6 +14,7 @@ from __future__ import annotations
 import tensorflow as tf
 
 from tf_gradcomp.ops import loader
+from tf_gradcomp.ops.counts import Count, check_count
 
 DEFAULT_BITS = 10.5
 
@@ -21,14 +22,13 @@ tf.no_gradient("Gradcomp>EntropyEncode")
 tf.no_gradient("Gradcomp>EntropyDecode")
 
 
-def num_words(count: int, bits: float = DEFAULT_BITS) -> int:
+def num_words(count: Count, bits: float = DEFAULT_BITS) -> Count:
     """Words (int32) of the entropy block of `count` values.
 
     Raises:
       ValueError: `count` is negative, or `bits` is outside its limits.
     """
-    if count < 0:
-        raise ValueError(f"count must be >= 0, got {count}")
+    check_count(count)
     eighths = bits * 8
     if not 24 <= eighths <= 192 or eighths != int(eighths):
         raise ValueError(f"bits must be a multiple of 1/8 in 3..24, got {bits}")

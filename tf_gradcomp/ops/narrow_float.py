@@ -14,6 +14,7 @@ from __future__ import annotations
 import tensorflow as tf
 
 from tf_gradcomp.ops import loader
+from tf_gradcomp.ops.counts import Count, check_count
 
 DTYPES = ("float16", "bfloat16", "float8_e4m3", "float8_e5m2")
 """What `dtype` may be; its index is the number on the wire."""
@@ -24,14 +25,13 @@ tf.no_gradient("Gradcomp>NarrowFloatEncode")
 tf.no_gradient("Gradcomp>NarrowFloatDecode")
 
 
-def num_words(count: int, dtype: str, block: int = DEFAULT_BLOCK) -> int:
+def num_words(count: Count, dtype: str, block: int = DEFAULT_BLOCK) -> Count:
     """Words (int32) of the narrow float block of `count` values.
 
     Raises:
       ValueError: `count` is negative, or `dtype` or `block` is outside its limits.
     """
-    if count < 0:
-        raise ValueError(f"count must be >= 0, got {count}")
+    check_count(count)
     if dtype not in DTYPES:
         raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
     if not 32 <= block <= 65536 or block % 32:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import tensorflow as tf
 
 from tf_gradcomp.ops import loader
+from tf_gradcomp.ops.counts import Count, check_count
 
 BLOCK = 4096
 """Values that share one exponent byte."""
@@ -23,14 +24,13 @@ tf.no_gradient("Gradcomp>NaturalEncode")
 tf.no_gradient("Gradcomp>NaturalDecode")
 
 
-def num_words(count: int) -> int:
+def num_words(count: Count) -> Count:
     """Words (int32) of the natural block of `count` values.
 
     Raises:
       ValueError: `count` is negative.
     """
-    if count < 0:
-        raise ValueError(f"count must be >= 0, got {count}")
+    check_count(count)
     blocks = -(-count // BLOCK)
     return 1 + -(-blocks // 4) + -(-count // 4)
 

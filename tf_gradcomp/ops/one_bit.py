@@ -14,6 +14,7 @@ from __future__ import annotations
 import tensorflow as tf
 
 from tf_gradcomp.ops import loader
+from tf_gradcomp.ops.counts import Count, check_count
 
 SEGMENT = 4096
 """`block` is a multiple of this, or 0."""
@@ -22,17 +23,16 @@ tf.no_gradient("Gradcomp>OneBitEncode")
 tf.no_gradient("Gradcomp>OneBitDecode")
 
 
-def num_words(count: int, block: int = SEGMENT) -> int:
+def num_words(count: Count, block: int = SEGMENT) -> Count:
     """Words (int32) of the one bit block of `count` values, about `count / 30`.
 
     Raises:
       ValueError: `count` is negative, or `block` not 0 or a multiple of 4096.
     """
-    if count < 0:
-        raise ValueError(f"count must be >= 0, got {count}")
+    check_count(count)
     if block < 0 or block % SEGMENT:
         raise ValueError(f"block must be 0 or a multiple of {SEGMENT}, got {block}")
-    scales = -(-count // block) if block else min(count, 1)
+    scales = -(-count // (block or count + 1))  # one of all values, if there are any
     groups = -(-count // 32)
     return 1 + scales + groups + 2 * -(-groups // 32)
 

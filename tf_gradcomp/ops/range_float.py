@@ -14,6 +14,7 @@ from __future__ import annotations
 import tensorflow as tf
 
 from tf_gradcomp.ops import loader
+from tf_gradcomp.ops.counts import Count, check_count
 
 HEADER_WORDS = 3
 """Words before the codes: both bounds, and the parameters."""
@@ -22,14 +23,13 @@ tf.no_gradient("Gradcomp>RangeFloatEncode")
 tf.no_gradient("Gradcomp>RangeFloatDecode")
 
 
-def num_words(count: int, num_bits: int) -> int:
+def num_words(count: Count, num_bits: int) -> Count:
     """Words (int32) of the range float block of `count` values of `num_bits` bits.
 
     Raises:
       ValueError: `count` is negative or `num_bits` not in 6..12.
     """
-    if count < 0:
-        raise ValueError(f"count must be >= 0, got {count}")
+    check_count(count)
     if not 6 <= num_bits <= 12:
         raise ValueError(f"num_bits must be in 6..12, got {num_bits}")
     return HEADER_WORDS + (count * num_bits + 31) // 32

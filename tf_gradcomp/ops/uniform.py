@@ -15,6 +15,7 @@ from __future__ import annotations
 import tensorflow as tf
 
 from tf_gradcomp.ops import loader
+from tf_gradcomp.ops.counts import Count, check_count
 
 DEFAULT_BLOCK = 512
 
@@ -22,14 +23,13 @@ tf.no_gradient("Gradcomp>UniformEncode")
 tf.no_gradient("Gradcomp>UniformDecode")
 
 
-def num_words(count: int, num_bits: int, block: int = DEFAULT_BLOCK) -> int:
+def num_words(count: Count, num_bits: int, block: int = DEFAULT_BLOCK) -> Count:
     """Words (int32) of the uniform block of `count` values.
 
     Raises:
       ValueError: `count` is negative, or `num_bits` or `block` is outside its limits.
     """
-    if count < 0:
-        raise ValueError(f"count must be >= 0, got {count}")
+    check_count(count)
     if not 1 <= num_bits <= 8:
         raise ValueError(f"num_bits must be in 1..8, got {num_bits}")
     if not 32 <= block <= 65536 or block % 32:

@@ -13,6 +13,7 @@ import tensorflow as tf
 import tf_gradcomp as tfgc
 from tf_gradcomp.distribute import replica_launcher
 from tf_gradcomp.exchanges import Exchange
+from tf_gradcomp.transports.base import Collectives
 
 keras = tf.keras
 
@@ -130,6 +131,7 @@ def main() -> None:
             run_eagerly=args.eagerly,
             steps_per_execution=args.steps_per_execution,
         )
+    gathered = _GatheredWords(strategy.extended.reducer.collectives)
     monitor = tfgc.callbacks.CompressionMonitor()
     history = model.fit(data, epochs=args.epochs, verbose=0, callbacks=[monitor])
     evaluation = model.evaluate(data, verbose=0)
@@ -155,7 +157,38 @@ def main() -> None:
         iterations=int(tf.convert_to_tensor(model.optimizer.iterations)),
         loss_scale=_loss_scale(model.optimizer),
         counted_keys=_counted_keys(strategy),
+        gathered_words=gathered.sizes,
+        traces=[gathered.traced_before_the_first, gathered.num_traced],
     )
+
+
+class _GatheredWords:
+    """Takes note of the payloads that are gathered in training.
+
+    Attributes:
+      sizes: of each message, in words.
+      num_traced: how often functions that send one have been traced.
+      traced_before_the_first: how often they had been before the first message.
+    """
+
+    def __init__(self, collectives: Collectives) -> None:
+        self.sizes: list[int] = []
+        self.num_traced = 0
+        self.traced_before_the_first = 0
+        gather = collectives.all_gather
+
+        def all_gather(words: tf.Tensor) -> tf.Tensor:
+            if "gradient_exchange_bucket" in tf.get_current_name_scope():
+                self.num_traced += 1
+                tf.py_function(self._note, [tf.size(words)], [])
+            return gather(words)
+
+        collectives.all_gather = all_gather
+
+    def _note(self, size: tf.Tensor) -> None:
+        if not self.sizes:
+            self.traced_before_the_first = self.num_traced
+        self.sizes.append(int(size))
 
 
 def _counted_keys(strategy: tfgc.CompressedMultiWorkerMirroredStrategy) -> int:

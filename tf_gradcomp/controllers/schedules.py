@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Schedules of the density: what share of the items to keep at which exchange.
+
+Workers that know the number of the exchange have the same density without a message. So a schedule
+uses only what has the same bits on all machines: sums, products, quotients, but no powers.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import TypeAlias
+
+import tensorflow as tf
+
+# From the number of the exchange, an int32 scalar from 1, to the density, a float64 scalar.
+Schedule: TypeAlias = Callable[[tf.Tensor], tf.Tensor]
+
+FIRST_DENSITY = 0.25
+
+
+@dataclasses.dataclass(frozen=True)
+class WarmUp:
+    """Sends much at first: 1/4, 1/16, 1/64, ..., in stages of equal length, and then ``density``.
+
+    There is a stage for each power of 1/4 that is more than ``density``. With a density of 0.001
+    those are the paper's: 75 %, 93.75 %, 98.4375 % and 99.6 % are not sent, and then 99.9 %.
+
+    Source: Lin et al., "Deep Gradient Compression", ICLR 2018, section 3.3.
+
+    Attributes:
+      density: the density from exchange ``num_exchanges + 1`` on, in (0, 1].
+      num_exchanges: exchanges of all stages, at least 1.
+    """
+
+    density: float
+    num_exchanges: int
+
+    @property
+    def densities(self) -> list[float]:
+        """The density of each stage, and the one after them."""
+        stages, density = [], FIRST_DENSITY
+        while density > self.density:
+            stages.append(density)
+            density /= 4
+        return [*stages, self.density]
+
+    def __call__(self, step: tf.Tensor) -> tf.Tensor:
+        densities = self.densities
+        num_stages = len(densities) - 1
+        stage = (tf.cast(step, tf.int64) - 1) * num_stages // self.num_exchanges
+        return tf.gather(tf.constant(densities, tf.float64), tf.minimum(stage, num_stages))
+
+
+@dataclasses.dataclass(frozen=True)
+class Growth:
+    """Drops ever less: from exchange ``after`` on, a share that falls like 1 / step.
+
+    At exchange t the share ``theta_0 * min(1, after / t)`` is dropped, ``theta_0 = 1 - density``.
+
+    Source: Wang et al., HPDC 2020 (see ``codecs/fft.py``), who prove convergence for a share theta
+    that diminishes in training. How it does is this project's own.
+
+    Attributes:
+      density: the density up to exchange ``after``, in (0, 1].
+      after: number of an exchange, at least 1.
+    """
+
+    density: float
+    after: int
+
+    def __call__(self, step: tf.Tensor) -> tf.Tensor:
+        dropped = (1.0 - self.density) * self.after / tf.cast(step, tf.float64)
+        return tf.where(step <= self.after, tf.constant(self.density, tf.float64), 1.0 - dropped)
+
+
+@dataclasses.dataclass(frozen=True)
+class Highest:
+    """The highest density of any of several schedules.
+
+    Attributes:
+      schedules: at least one.
+    """
+
+    schedules: tuple[Schedule, ...]
+
+    def __call__(self, step: tf.Tensor) -> tf.Tensor:
+        return functools.reduce(tf.maximum, [schedule(step) for schedule in self.schedules])
