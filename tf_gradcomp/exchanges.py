@@ -23,7 +23,7 @@ import tensorflow as tf
 
 from tf_gradcomp import plan as plan_lib
 from tf_gradcomp import state
-from tf_gradcomp.codecs.base import Codec, Draw, Layout, LowRank, VariableShape
+from tf_gradcomp.codecs.base import Codec, Draw, Layout, LowRank, Transform, VariableShape
 from tf_gradcomp.compression import Compression
 from tf_gradcomp.controllers import view_choice
 from tf_gradcomp.exchange_state import OF_WORKERS, RESIDUAL, Share
@@ -110,6 +110,25 @@ class CompressedExchange:
         for variable in self.residuals[1:]:
             variable.assign(tf.zeros_like(variable))
 
+    def left_over(self) -> list[tf.Tensor]:
+        """Returns what payloads lost of each gradient, as vectors; nothing without error feedback.
+
+        They say the same as the residuals, in elements.
+        """
+        if not self.residuals:
+            return []
+        residuals = [residual.read_value() for residual in self.residuals]
+        left = self._transport.merge(residuals, self._collectives.worker_index)
+        elements = self._current_transform().inverse(left, self.bucket.num_elements)
+        return _split(elements, [(variable.num_elements,) for variable in self._variables])
+
+    def set_left_over(self, parts: Sequence[tf.Tensor]) -> None:
+        """Sets the residuals to what ``left_over`` is to return."""
+        first, *others = self.residuals
+        first.assign(self._current_transform().forward(_pack(parts, tf.float32)))
+        for residual in others:
+            residual.assign(tf.zeros_like(residual))
+
     def views(self) -> dict[str, str]:
         """Returns the view in which each variable is sparsified, if the codec has views.
 
@@ -127,9 +146,7 @@ class CompressedExchange:
     ) -> Reduced:
         packed = _pack(gradients, tf.float32)
         residuals, updates = _repaid(self.residuals, self._rate, learning_rate)
-        transform = self._transform
-        if self._choice is not None:
-            transform = transform.at(self._choice.read_value())
+        transform = self._current_transform()
         coder = _Coder(self._codec, self._shard_layout, draw, self._collectives.num_workers)
         meant = transform.forward(packed)
         if self._momentum is not None:
@@ -153,6 +170,12 @@ class CompressedExchange:
         if self._momentum is not None:
             updates.append((self._momentum.variable, *momentum))
         return Reduced(sums, lambda: summed.finite & all_finite(narrow), updates)
+
+    def _current_transform(self) -> Transform:
+        """Returns the transform that the residuals are behind."""
+        if self._choice is None:
+            return self._transform
+        return self._transform.at(self._choice.read_value())
 
     def _choose_views(
         self,
@@ -278,6 +301,16 @@ class LowRankExchange:
         """Goes on from what other exchanges remembered; see ``CompressedExchange``."""
         _restore(self.memory, shares)
 
+    def left_over(self) -> list[tf.Tensor]:
+        """Returns what factors lost of each gradient; see ``CompressedExchange``."""
+        sizes = [(math.prod(shape),) for shape in self._shapes]
+        return [part for left in self.residuals for part in _split(left.read_value(), sizes)]
+
+    def set_left_over(self, parts: Sequence[tf.Tensor]) -> None:
+        """Sets the residual to what ``left_over`` is to return."""
+        (residual,) = self.residuals
+        residual.assign(_pack(parts, tf.float32))
+
     def __call__(
         self, gradients: Sequence[tf.Tensor], draw: Draw, learning_rate: tf.Tensor | None = None
     ) -> Reduced:
@@ -327,6 +360,13 @@ class UncompressedExchange:
     def restore(self, shares: Sequence[Share]) -> None:
         """Goes on from what other exchanges remembered; see ``CompressedExchange``."""
         _restore(self.memory, shares)
+
+    def left_over(self) -> list[tf.Tensor]:
+        """Returns nothing: nothing is lost."""
+        return []
+
+    def set_left_over(self, parts: Sequence[tf.Tensor]) -> None:
+        """Does nothing."""
 
     def _with_momentum(self, sums: list[tf.Tensor | tf.IndexedSlices]) -> Reduced:
         """Returns the outcome of an exchange that has come to these sums."""
