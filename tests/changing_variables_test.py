@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What error feedback has yet to send, when other variables are trained than before."""
 
+import copy
 import gc
 import logging
 import weakref
@@ -11,6 +12,7 @@ import pytest
 import tensorflow as tf
 from absl import logging as absl_logging
 
+from tf_gradcomp import exchange_state
 from tf_gradcomp.policy import Policy, VariableInfo
 from tf_gradcomp.reducer import GradientReducer
 
@@ -42,12 +44,14 @@ class Job:
         self._shapes = shapes
         self._rng = np.random.default_rng(collectives.worker_index)
 
+    def refs(self, names):
+        return {name: weakref.ref(self.owners[name]) for name in names}
+
     def step(self, names, scale=1.0):
-        owners = {name: weakref.ref(self.owners[name]) for name in names}
         infos = [VariableInfo(name, self._shapes[name], "float32") for name in names]
         values = [self._rng.normal(scale=scale, size=info.shape) for info in infos]
         values = [value.astype(np.float32) for value in values]
-        sums = self.reducer.reduce(list(map(tf.constant, values)), infos, owners)
+        sums = self.reducer.reduce(list(map(tf.constant, values)), infos, self.refs(names))
         for name, value, total in zip(names, values, sums, strict=True):
             self.meant[name] += value
             self.sent[name] += total.numpy()
@@ -143,6 +147,46 @@ def test_a_new_head_leaves_what_the_layers_below_have_to_send():
     meant = sum(r.normal(size=SHAPES["a"]).astype(np.float32) for r in rng)
     left = sum(left for _, _, left, _ in outcomes)
     np.testing.assert_allclose(sent + left, meant, rtol=0, atol=1e-4 * np.abs(meant).max())
+
+
+def test_a_restored_job_thaws_layers_as_one_that_went_on():
+    def work(collectives):
+        job = Job(collectives, Policy("topk:density=0.1"))
+        job.step("abc")
+        job.step("bc")
+        saved = exchange_state.to_bytes(job.reducer.state())
+        other = Job(collectives, Policy("topk:density=0.1"))
+        other.reducer.restore([exchange_state.from_bytes(saved)])
+        other._rng = copy.deepcopy(job._rng)
+        phases = ["bc", "abc", "bc"]
+        return [[j.step(names) for names in phases] for j in (job, other)]
+
+    for expected, actual in loopback.run_workers(2, work):
+        np.testing.assert_equal(actual, expected)
+
+
+def test_restored_plans_keep_what_each_had_left_over():
+    """As of two functions that take turns: no function is traced again in the job that goes on."""
+
+    def work(collectives):
+        job = Job(collectives, Policy("topk:density=0.1"))
+        job.step("abc")
+        job.step("bc")
+        # What a traced function does without asking for its plan.
+        entry, _ = job.reducer._entries.values()
+        (residual,) = entry.exchanges[0].residuals
+        residual.assign_add(tf.ones_like(residual))
+        saved = exchange_state.to_bytes(job.reducer.state())
+        expected = [job.left_over(of_plan=names) for names in ("abc", "bc")]
+        other = Job(collectives, Policy("topk:density=0.1"))
+        other.reducer.restore([exchange_state.from_bytes(saved)])
+        for names in ("abc", "bc"):
+            infos = [VariableInfo(name, SHAPES[name], "float32") for name in names]
+            other.reducer._entry_for(infos, other.refs(names))
+        return expected, [other.left_over(of_plan=names) for names in ("abc", "bc")]
+
+    for expected, actual in loopback.run_workers(2, work):
+        np.testing.assert_equal(actual, expected)
 
 
 @pytest.fixture(name="warnings")

@@ -365,12 +365,17 @@ class _Entry:
             for exchange in self.exchanges
             if exchange.memory
         ]
-        return PlanState(self._names, int(self.counter), tuple(buckets))
+        elsewhere = (i for i, key in enumerate(self.owners) if key in self.elsewhere)
+        return PlanState(self._names, int(self.counter), tuple(buckets), tuple(elsewhere))
 
     def restore(self, saved: SavedStates) -> None:
         """Goes on from what was saved of these variables; what does not fit begins anew."""
         plan = saved.take(self._names)
         self.counter.assign(0 if plan is None else plan.num_exchanges)
+        if plan is not None:
+            # As it was then: not to take over once more.
+            keys = list(self.owners)
+            self.elsewhere = {keys[index] for index in plan.elsewhere}
         dropped = {} if plan is None else dict(plan.keys())
         for exchange in self.exchanges:
             if not exchange.memory:
