@@ -47,11 +47,13 @@ class Job:
     def refs(self, names):
         return {name: weakref.ref(self.owners[name]) for name in names}
 
-    def step(self, names, scale=1.0):
+    def step(self, names, scale=1.0, learning_rate=None):
         infos = [VariableInfo(name, self._shapes[name], "float32") for name in names]
         values = [self._rng.normal(scale=scale, size=info.shape) for info in infos]
         values = [value.astype(np.float32) for value in values]
-        sums = self.reducer.reduce(list(map(tf.constant, values)), infos, self.refs(names))
+        sums = self.reducer.reduce(
+            list(map(tf.constant, values)), infos, self.refs(names), learning_rate=learning_rate
+        )
         for name, value, total in zip(names, values, sums, strict=True):
             self.meant[name] += value
             self.sent[name] += total.numpy()
@@ -147,6 +149,25 @@ def test_a_new_head_leaves_what_the_layers_below_have_to_send():
     meant = sum(r.normal(size=SHAPES["a"]).astype(np.float32) for r in rng)
     left = sum(left for _, _, left, _ in outcomes)
     np.testing.assert_allclose(sent + left, meant, rtol=0, atol=1e-4 * np.abs(meant).max())
+
+
+@pytest.mark.parametrize("codec", ["topk:density=0.1", "powersgd:rank=2"])
+def test_updates_go_on_that_are_due_at_another_learning_rate(codec):
+    def work(collectives):
+        job = Job(collectives, Policy(f"{codec},lr_correction=true,scope=layer"))
+        job.step("ab", learning_rate=tf.constant(0.5))
+        due = job.left_over()["b"]
+        sent = job.step("b", scale=0, learning_rate=tf.constant(0.125))["b"]
+        # And back, to a plan that knows a rate of its own.
+        sent += job.step("ab", scale=0, learning_rate=tf.constant(0.125))["b"]
+        return due, sent, job.left_over()["b"]
+
+    outcomes = loopback.run_workers(2, work)
+    dues, lefts = (sum(outcome[i] for outcome in outcomes) for i in (0, 2))
+    sent = outcomes[0][1]
+    assert np.abs(sent).max() > 0
+    # What is left over is in updates: gradients times their learning rate.
+    np.testing.assert_allclose(0.125 * sent + lefts, dues, rtol=0, atol=1e-5 * np.abs(dues).max())
 
 
 def test_a_restored_job_thaws_layers_as_one_that_went_on():

@@ -113,19 +113,22 @@ class CompressedExchange:
     def left_over(self) -> list[tf.Tensor]:
         """Returns what payloads lost of each gradient, as vectors; nothing without error feedback.
 
-        They say the same as the residuals, in elements.
+        They say the same as the residuals, in elements, and with ``lr_correction`` in units of
+        updates.
         """
         if not self.residuals:
             return []
         residuals = [residual.read_value() for residual in self.residuals]
         left = self._transport.merge(residuals, self._collectives.worker_index)
         elements = self._current_transform().inverse(left, self.bucket.num_elements)
+        elements = _in_updates(elements, self._rate)
         return _split(elements, [(variable.num_elements,) for variable in self._variables])
 
     def set_left_over(self, parts: Sequence[tf.Tensor]) -> None:
         """Sets the residuals to what ``left_over`` is to return."""
         first, *others = self.residuals
-        first.assign(self._current_transform().forward(_pack(parts, tf.float32)))
+        elements = _in_gradients(_pack(parts, tf.float32), self._rate)
+        first.assign(self._current_transform().forward(elements))
         for residual in others:
             residual.assign(tf.zeros_like(residual))
 
@@ -303,13 +306,15 @@ class LowRankExchange:
 
     def left_over(self) -> list[tf.Tensor]:
         """Returns what factors lost of each gradient; see ``CompressedExchange``."""
-        sizes = [(math.prod(shape),) for shape in self._shapes]
-        return [part for left in self.residuals for part in _split(left.read_value(), sizes)]
+        if not self.residuals:
+            return []
+        left = _in_updates(self.residuals[0].read_value(), self._rate)
+        return _split(left, [(math.prod(shape),) for shape in self._shapes])
 
     def set_left_over(self, parts: Sequence[tf.Tensor]) -> None:
         """Sets the residual to what ``left_over`` is to return."""
         (residual,) = self.residuals
-        residual.assign(_pack(parts, tf.float32))
+        residual.assign(_in_gradients(_pack(parts, tf.float32), self._rate))
 
     def __call__(
         self, gradients: Sequence[tf.Tensor], draw: Draw, learning_rate: tf.Tensor | None = None
@@ -517,6 +522,19 @@ def _repaid(
         )
     scale = rate.scale(learning_rate)
     return [scale * value for value in values], [(rate.variable, rate.following(learning_rate))]
+
+
+def _in_updates(residual: tf.Tensor, rate: RateCorrection | None) -> tf.Tensor:
+    """Multiplies a residual by its learning rate, if that matters."""
+    return residual if rate is None else residual * rate.unit()
+
+
+def _in_gradients(updates: tf.Tensor, rate: RateCorrection | None) -> tf.Tensor:
+    """Undoes ``_in_updates``. Where the learning rate is not known, it is 1 from now on."""
+    if rate is None:
+        return updates
+    rate.variable.assign(rate.unit())
+    return updates / rate.unit()
 
 
 def _nan_unless(finite: tf.Tensor, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
