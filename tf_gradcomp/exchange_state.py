@@ -48,11 +48,13 @@ class PlanState(NamedTuple):
       variables: the names of all its variables.
       num_exchanges: exchanges so far.
       buckets: those that remember anything.
+      elsewhere: positions of the variables of which other plans may hold what is left over.
     """
 
     variables: tuple[str, ...]
     num_exchanges: int
     buckets: tuple[BucketState, ...]
+    elsewhere: tuple[int, ...] = ()
 
 
 class WorkerState(NamedTuple):
@@ -132,6 +134,11 @@ class SavedPlan:
     def num_exchanges(self) -> int:
         """Exchanges so far."""
         return self.parts[0][1].num_exchanges
+
+    @property
+    def elsewhere(self) -> tuple[int, ...]:
+        """Positions of the variables of which other plans may hold what is left over."""
+        return self.parts[0][1].elsewhere
 
     def keys(self) -> list[tuple[tuple[object, ...], str]]:
         """Returns what ``BucketState.key`` it has something for, and a description of each."""
@@ -216,6 +223,7 @@ def _from_bytes(data: bytes) -> WorkerState:
                     )
                     for bucket in plan["buckets"]
                 ),
+                tuple(plan.get("elsewhere", ())),
             )
             for plan in header["plans"]
         ]

@@ -23,7 +23,7 @@ import tensorflow as tf
 
 from tf_gradcomp import plan as plan_lib
 from tf_gradcomp import state
-from tf_gradcomp.codecs.base import Codec, Draw, Layout, LowRank, VariableShape
+from tf_gradcomp.codecs.base import Codec, Draw, Layout, LowRank, Transform, VariableShape
 from tf_gradcomp.compression import Compression
 from tf_gradcomp.controllers import view_choice
 from tf_gradcomp.exchange_state import OF_WORKERS, RESIDUAL, Share
@@ -111,6 +111,28 @@ class CompressedExchange:
         for variable in self.residuals[1:]:
             variable.assign(tf.zeros_like(variable))
 
+    def left_over(self) -> list[tf.Tensor]:
+        """Returns what payloads lost of each gradient, as vectors; nothing without error feedback.
+
+        They say the same as the residuals, in elements, and with ``lr_correction`` in units of
+        updates.
+        """
+        if not self.residuals:
+            return []
+        residuals = [residual.read_value() for residual in self.residuals]
+        left = self._transport.merge(residuals, self._collectives.worker_index)
+        elements = self._current_transform().inverse(left, self.bucket.num_elements)
+        elements = _in_updates(elements, self._rate)
+        return _split(elements, [(variable.num_elements,) for variable in self._variables])
+
+    def set_left_over(self, parts: Sequence[tf.Tensor]) -> None:
+        """Sets the residuals to what ``left_over`` is to return."""
+        first, *others = self.residuals
+        elements = _in_gradients(_pack(parts, tf.float32), self._rate)
+        first.assign(self._current_transform().forward(elements))
+        for residual in others:
+            residual.assign(tf.zeros_like(residual))
+
     def views(self) -> dict[str, str]:
         """Returns the view in which each variable is sparsified, if the codec has views.
 
@@ -128,9 +150,7 @@ class CompressedExchange:
     ) -> Reduced:
         packed = _pack(gradients, tf.float32)
         residuals, updates = _repaid(self.residuals, self._rate, learning_rate)
-        transform = self._transform
-        if self._choice is not None:
-            transform = transform.at(self._choice.read_value())
+        transform = self._current_transform()
         codec = self._codec_at(draw.step)
         coder = _Coder(codec, self._shard_layout, draw, self._collectives.num_workers)
         meant = transform.forward(packed)
@@ -162,6 +182,12 @@ class CompressedExchange:
             return self._codec
         with tf.device("CPU:0"):  # as all that becomes a number of items
             return self._codec.at(self._density_schedule(step))
+
+    def _current_transform(self) -> Transform:
+        """Returns the transform that the residuals are behind."""
+        if self._choice is None:
+            return self._transform
+        return self._transform.at(self._choice.read_value())
 
     def _choose_views(
         self,
@@ -292,6 +318,18 @@ class LowRankExchange:
         """Goes on from what other exchanges remembered; see ``CompressedExchange``."""
         _restore(self.memory, shares)
 
+    def left_over(self) -> list[tf.Tensor]:
+        """Returns what factors lost of each gradient; see ``CompressedExchange``."""
+        if not self.residuals:
+            return []
+        left = _in_updates(self.residuals[0].read_value(), self._rate)
+        return _split(left, [(math.prod(shape),) for shape in self._shapes])
+
+    def set_left_over(self, parts: Sequence[tf.Tensor]) -> None:
+        """Sets the residual to what ``left_over`` is to return."""
+        (residual,) = self.residuals
+        residual.assign(_in_gradients(_pack(parts, tf.float32), self._rate))
+
     def __call__(
         self, gradients: Sequence[tf.Tensor], draw: Draw, learning_rate: tf.Tensor | None = None
     ) -> Reduced:
@@ -341,6 +379,13 @@ class UncompressedExchange:
     def restore(self, shares: Sequence[Share]) -> None:
         """Goes on from what other exchanges remembered; see ``CompressedExchange``."""
         _restore(self.memory, shares)
+
+    def left_over(self) -> list[tf.Tensor]:
+        """Returns nothing: nothing is lost."""
+        return []
+
+    def set_left_over(self, parts: Sequence[tf.Tensor]) -> None:
+        """Does nothing."""
 
     def _with_momentum(self, sums: list[tf.Tensor | tf.IndexedSlices]) -> Reduced:
         """Returns the outcome of an exchange that has come to these sums."""
@@ -491,6 +536,19 @@ def _repaid(
         )
     scale = rate.scale(learning_rate)
     return [scale * value for value in values], [(rate.variable, rate.following(learning_rate))]
+
+
+def _in_updates(residual: tf.Tensor, rate: RateCorrection | None) -> tf.Tensor:
+    """Multiplies a residual by its learning rate, if that matters."""
+    return residual if rate is None else residual * rate.unit()
+
+
+def _in_gradients(updates: tf.Tensor, rate: RateCorrection | None) -> tf.Tensor:
+    """Undoes ``_in_updates``. Where the learning rate is not known, it is 1 from now on."""
+    if rate is None:
+        return updates
+    rate.variable.assign(rate.unit())
+    return updates / rate.unit()
 
 
 def _nan_unless(finite: tf.Tensor, tensors: list[tf.Tensor]) -> list[tf.Tensor]:

@@ -3,11 +3,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import math
 import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import tensorflow as tf
@@ -21,6 +22,7 @@ from tf_gradcomp.costs import Costs
 from tf_gradcomp.drift import DriftCheck, DriftWatch
 from tf_gradcomp.exchange_state import (
     OF_WORKERS,
+    RESIDUAL,
     BucketState,
     PlanState,
     SavedStates,
@@ -42,7 +44,9 @@ class GradientReducer:
 
     For every set of variables, the first call makes a plan and compares it with the other
     workers'; later calls, from retraced or other functions, use the same plan and residuals.
-    They live as long as the variables.
+    They live as long as the variables. Where sets overlap, as when layers are frozen, what the
+    residuals hold of a variable goes to the plan in use: when it is made, and when a function is
+    traced that uses it again.
 
     Attributes:
       policy: decides how each variable is compressed.
@@ -214,50 +218,141 @@ class GradientReducer:
     ) -> _Entry:
         # What a Flatten hid is known in some graphs and not in others: the first one decides.
         key = (tuple(owners), tuple(variable._replace(hidden=()) for variable in variables))
-        if key not in self._entries or not self._entries[key].is_alive():
-            num_workers = self.collectives.num_workers
-            # Before the plan, too: to make it workers exchange measurements, which must match.
-            subject = "what to exchange for each variable"
-            facts = plan_lib.variable_facts(variables, self.policy)
-            require_agreement(self.collectives, subject, facts)
-            plan = plan_lib.make_plan(variables, self.policy, num_workers, self._costs)
-            require_agreement(self.collectives, subject, plan.facts())
-            logging.info("Gradient exchange plan:\n%s", plan.summary())
-            # The residuals of models that are gone would otherwise fill the memory.
-            self._entries = {k: entry for k, entry in self._entries.items() if entry.is_alive()}
-            exchanges = [
-                make_exchange(plan, number, self.collectives) for number in range(len(plan.buckets))
-            ]
-            counter = state.host_zeros((), "exchanges")
+        entry = self._entries.get(key)
+        if entry is None or not entry.is_alive():
+            self._drop_dead()
+            entry = self._make_entry(variables, owners)
+        if entry.elsewhere:
+            with tf.init_scope(), tf.device(self.collectives.device):
+                for other in self._entries.values():
+                    if other is not entry:
+                        entry.take_over(other)
+            entry.elsewhere = set()
+            self._drop_dead()
+        self._entries[key] = entry
+        return entry
+
+    def _make_entry(
+        self, variables: Sequence[VariableInfo], owners: Mapping[str, weakref.ref[Any]]
+    ) -> _Entry:
+        num_workers = self.collectives.num_workers
+        # Before the plan, too: to make it workers exchange measurements, which must match.
+        subject = "what to exchange for each variable"
+        facts = plan_lib.variable_facts(variables, self.policy)
+        require_agreement(self.collectives, subject, facts)
+        plan = plan_lib.make_plan(variables, self.policy, num_workers, self._costs)
+        require_agreement(self.collectives, subject, plan.facts())
+        logging.info("Gradient exchange plan:\n%s", plan.summary())
+        exchanges = [
+            make_exchange(plan, number, self.collectives) for number in range(len(plan.buckets))
+        ]
+        counter = state.host_zeros((), "exchanges")
+        watch = None
+        if self._drift_check is not None:
             refs = tuple(owners.values())
-            watch = None
-            if self._drift_check is not None:
-                watch = DriftWatch(plan, refs, self.collectives, self._drift_check)
-            entry = _Entry(plan, exchanges, counter, refs, watch)
-            with tf.init_scope():
-                if self._saved:
-                    entry.restore(self._saved)
-                require_agreement(self.collectives, "what to go on from", [entry.common_fact()])
-            self._entries[key] = entry
-        return self._entries[key]
+            watch = DriftWatch(plan, refs, self.collectives, self._drift_check)
+        entry = _Entry(plan, exchanges, counter, dict(owners), watch, set(owners))
+        with tf.init_scope():
+            if self._saved:
+                entry.restore(self._saved)
+            require_agreement(self.collectives, "what to go on from", [entry.common_fact()])
+        return entry
+
+    def _drop_dead(self) -> None:
+        """Drops the residuals of models that are gone, which would otherwise fill the memory."""
+        self._entries = {key: entry for key, entry in self._entries.items() if entry.is_of_use()}
 
 
 Gradient: TypeAlias = tf.Tensor | tf.IndexedSlices
 _Identity: TypeAlias = tuple[str, ...]
 
 
-class _Entry(NamedTuple):
-    """What is kept for one set of variables."""
+@dataclasses.dataclass
+class _Entry:
+    """What is kept for one set of variables.
+
+    Attributes:
+      plan: how their gradients are exchanged.
+      exchanges: one for each bucket.
+      counter: int32 scalar, exchanges so far.
+      owners: the key of each variable, in the plan's order, and the variable itself.
+      drift_watch: compares the workers' variables; ``None`` if nothing does.
+      elsewhere: keys of the variables of which other entries may hold what is left over.
+    """
 
     plan: plan_lib.Plan
     exchanges: list[Exchange]
     counter: tf.Variable
-    owners: tuple[weakref.ref[Any], ...]
+    owners: dict[str, weakref.ref[Any]]
     drift_watch: DriftWatch | None
+    elsewhere: set[str]
 
     def is_alive(self) -> bool:
         """Whether all of the variables still exist."""
-        return all(owner() is not None for owner in self.owners)
+        return all(owner() is not None for owner in self.owners.values())
+
+    def is_of_use(self) -> bool:
+        """Whether it is alive, or has something left over of a variable that still exists."""
+        return self.is_alive() or any(
+            owner() is not None and key not in self.elsewhere for key, owner in self.owners.items()
+        )
+
+    def take_over(self, other: _Entry) -> None:
+        """Moves what another entry's residuals hold of this one's variables to this one's.
+
+        Each worker does so on its own: it takes no message, and leaves the sum of all as it was.
+        """
+        shared = {
+            key
+            for key, owner in other.owners.items()
+            if owner() is not None and key in self.owners and self.owners[key]() is owner()
+        }
+        other.elsewhere |= shared
+        takers = self._with_feedback()
+        taken: dict[str, tf.Tensor] = {}
+        stuck = []
+
+        def take(key: str, part: tf.Tensor) -> tf.Tensor:
+            if key in takers:
+                taken[key] = part
+                return tf.zeros_like(part)
+            if np.any(part):
+                stuck.append(key)
+            return part
+
+        other._change_left_over(shared, take)
+        self._change_left_over(set(taken), lambda key, part: part + taken[key])
+        if stuck:
+            names = dict(zip(self.owners, self._names, strict=True))
+            logging.warning(
+                "What error feedback has yet to send of %s stays behind: with the variables that "
+                "are trained now, their gradients are exchanged without it.",
+                ", ".join(names[key] for key in stuck),
+            )
+
+    def _change_left_over(
+        self, keys: set[str], change: Callable[[str, tf.Tensor], tf.Tensor]
+    ) -> None:
+        """Replaces what residuals hold of these variables by a function of it."""
+        for exchange in self.exchanges:
+            bucket_keys = self._keys_of(exchange)
+            parts = [] if keys.isdisjoint(bucket_keys) else exchange.left_over()
+            if parts:
+                pairs = zip(bucket_keys, parts, strict=True)
+                exchange.set_left_over([change(k, p) if k in keys else p for k, p in pairs])
+
+    def _with_feedback(self) -> set[str]:
+        """Returns the keys of the variables whose gradients leave residuals."""
+        return {
+            key
+            for exchange in self.exchanges
+            if any(name.startswith(RESIDUAL) for name in exchange.memory)
+            for key in self._keys_of(exchange)
+        }
+
+    def _keys_of(self, exchange: Exchange) -> list[str]:
+        keys = list(self.owners)
+        return [keys[index] for index in exchange.bucket.indices]
 
     def state(self) -> PlanState:
         """Returns what the exchanges remember."""
@@ -270,12 +365,17 @@ class _Entry(NamedTuple):
             for exchange in self.exchanges
             if exchange.memory
         ]
-        return PlanState(self._names, int(self.counter), tuple(buckets))
+        elsewhere = (i for i, key in enumerate(self.owners) if key in self.elsewhere)
+        return PlanState(self._names, int(self.counter), tuple(buckets), tuple(elsewhere))
 
     def restore(self, saved: SavedStates) -> None:
         """Goes on from what was saved of these variables; what does not fit begins anew."""
         plan = saved.take(self._names)
         self.counter.assign(0 if plan is None else plan.num_exchanges)
+        if plan is not None:
+            # As it was then: not to take over once more.
+            keys = list(self.owners)
+            self.elsewhere = {keys[index] for index in plan.elsewhere}
         dropped = {} if plan is None else dict(plan.keys())
         for exchange in self.exchanges:
             if not exchange.memory:

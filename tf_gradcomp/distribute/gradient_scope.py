@@ -8,6 +8,7 @@ options, which TensorFlow hands from ``ReplicaContext.all_reduce`` down to the c
 
 from __future__ import annotations
 
+import collections
 import weakref
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple, TypeAlias
@@ -23,7 +24,8 @@ class MarkedVariable(NamedTuple):
     """The variable that a gradient belongs to.
 
     Attributes:
-      key: identity of the variable, the same in every replica on a worker.
+      key: identity of the variable, the same in every replica on a worker; numbered, where a
+        variable has several gradients.
       name: its path in the model if known, else its own name.
       owner: the variable, or what holds its replicas, without keeping it alive.
     """
@@ -116,6 +118,7 @@ def reduce_pairs(
     if not present:
         return pairs
     marked = []
+    count: collections.Counter[str] = collections.Counter()
     for index in present:
         variable = pairs[index][1]
         key = variable_key(variable)
@@ -123,6 +126,9 @@ def reduce_pairs(
         owner = weakref.ref(_all_replicas(variable))
         # Keras 2 has no paths, but names such as "dense/kernel:0", of TensorFlow's graphs.
         name = names.get(key, str(own_name)).removesuffix(":0")
+        count[key] += 1
+        if count[key] > 1:
+            key = f"{key} #{count[key]}"
         marked.append(MarkedVariable(key, name, owner))
     reduced = context.all_reduce(
         tf.distribute.ReduceOp.SUM,

@@ -33,6 +33,11 @@ class RateCorrection:
         known = (before > 0) & (learning_rate > 0)
         return tf.where(known, before / tf.where(known, learning_rate, 1.0), 1.0)
 
+    def unit(self) -> tf.Tensor:
+        """Returns the learning rate that residuals are of; before the first one, 1."""
+        before = self.variable.read_value()
+        return tf.where(before > 0, before, 1.0)
+
     def following(self, learning_rate: tf.Tensor) -> tf.Tensor:
         """Returns the next state."""
         return tf.where(learning_rate > 0, learning_rate, self.variable.read_value())
