@@ -129,7 +129,10 @@ def top_k(density: float = 0.01, values: str = "identity") -> Compression:
 
 
 def dgc(
-    density: float = 0.001, momentum: float = 0.9, clip_norm: float | None = None
+    density: float = 0.001,
+    momentum: float = 0.9,
+    clip_norm: float | None = None,
+    warmup: int = 0,
 ) -> Compression:
     """Deep Gradient Compression: top-k with momentum correction, masking and local clipping.
 
@@ -140,11 +143,18 @@ def dgc(
       density: share of the values kept, in (0, 1].
       momentum: that of SGD, in [0, 1).
       clip_norm: bound of the norm of all gradients of a step; ``None`` for none.
+      warmup: exchanges in which the density falls to its value. In the paper, those of the first
+        epochs.
 
     Source: Lin et al., ICLR 2018 (arXiv 1712.01887).
     """
     return Compression(
-        "topk", (("density", density),), scope="layer", momentum=momentum, clip_norm=clip_norm
+        "topk",
+        (("density", density),),
+        scope="layer",
+        momentum=momentum,
+        clip_norm=clip_norm,
+        warmup=warmup,
     )
 
 

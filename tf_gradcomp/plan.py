@@ -148,20 +148,21 @@ def make_plan(
     policy: Policy,
     num_workers: int,
     costs: Costs | None = None,
+    compress: bool = True,
 ) -> Plan:
     """Divides variables into buckets.
 
     Variables are taken in reverse order, which is roughly the order in which back-propagation
     finishes their gradients, so that the first exchanges overlap with the rest of it. A bucket
     of which compression would not send less is sent dense, unless its codec loses nothing and
-    was thus not chosen to send less. Sparse gradients that are not compressed go row by row. A
-    single worker has nobody to send anything to, and compresses nothing.
+    was thus not chosen to send less. Sparse gradients that are not compressed go row by row.
 
     Args:
       variables: in the model's order.
       policy: decides the compression of each.
       num_workers: number of workers, on which depends how often a payload is sent.
       costs: what exchanges take, which decides between transports; by default their bytes.
+      compress: whether to compress anything at all.
 
     Returns:
       The plan. Compressed buckets come in exchange order, then dense ones, row-sparse ones last.
@@ -174,7 +175,7 @@ def make_plan(
     generation: dict[Compression, int] = {}
     uncompressed: list[int] = []
     for index in reversed(range(len(variables))):
-        compression = policy.compression_for(variables[index]) if num_workers > 1 else None
+        compression = policy.compression_for(variables[index]) if compress else None
         if compression is None:
             uncompressed.append(index)
             continue

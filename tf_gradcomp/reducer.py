@@ -59,6 +59,7 @@ class GradientReducer:
         collectives: Collectives,
         costs: Costs | None = None,
         drift_check: DriftCheck | None = None,
+        compress: bool = True,
     ) -> None:
         """Makes a reducer without plans.
 
@@ -67,10 +68,13 @@ class GradientReducer:
           collectives: the network.
           costs: what exchanges take there; by default their bytes.
           drift_check: whether and how workers compare their weights; by default they do not.
+          compress: whether to compress anything at all. A single worker has nobody to send it to,
+            but momentum and clipping all the same.
         """
         self.policy = policy
         self.collectives = collectives
         self._costs = costs
+        self._compress = compress
         self._drift_check = drift_check
         self._saved: SavedStates | None = None
         self._entries: dict[tuple[_Identity, tuple[VariableInfo, ...]], _Entry] = {}
@@ -240,7 +244,7 @@ class GradientReducer:
         subject = "what to exchange for each variable"
         facts = plan_lib.variable_facts(variables, self.policy)
         require_agreement(self.collectives, subject, facts)
-        plan = plan_lib.make_plan(variables, self.policy, num_workers, self._costs)
+        plan = plan_lib.make_plan(variables, self.policy, num_workers, self._costs, self._compress)
         require_agreement(self.collectives, subject, plan.facts())
         logging.info("Gradient exchange plan:\n%s", plan.summary())
         exchanges = [

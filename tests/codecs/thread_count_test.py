@@ -39,7 +39,7 @@ def results_of_codec(codec):
     encoded = codec.encode(floats(layout.shape), floats(layout.shape), layout, draw)
     payloads = tf.stack([encoded.payload, encoded.payload])
     total, _ = codec.decode_sum(payloads, layout, draw)
-    return [*encoded, total]
+    return [encoded.payload, encoded.residual, total]
 
 
 def results_of_transform(codec):

@@ -63,7 +63,8 @@ class CompressedCollectiveAllReduce(compat.CollectiveAllReduce):
             self._worker_launcher, num_workers, worker_index, device
         )
         if num_workers == 1:
-            self.reducer = GradientReducer(policy, SilentCollectives(collectives))
+            alone = SilentCollectives(collectives)
+            self.reducer = GradientReducer(policy, alone, compress=False)
             return
         self.reducer = GradientReducer(policy, collectives, MeasuredCosts(collectives), drift_check)
 
