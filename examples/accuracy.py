@@ -29,6 +29,7 @@ METHODS = {
     "FFT": "fft",
     "top-k 1 % + C_nat": "topk:values=natural",
     "C_nat": "natural",
+    "DGC 0.1 %": "topk:density=0.001,scope=layer,momentum=0.9,warmup=200",
     "PowerSGD rank 4": "powersgd:rank=4",
 }
 

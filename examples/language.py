@@ -53,14 +53,18 @@ def train(args: argparse.Namespace, words: np.ndarray) -> None:
     is_chief = strategy.cluster_resolver.task_id in (0, None)
     tf.keras.utils.set_random_seed(args.seed)
     tf.config.experimental.enable_op_determinism()
+    split = len(words) * 9 // 10
+    data = sequences(words[:split], args.steps, args.seed)
+    # A rate that falls to zero leaves little of the noise in which runs differ from seed to seed.
+    rate = tf.keras.optimizers.schedules.CosineDecay(1.0, args.epochs * int(data.cardinality()))
+    # Compression can have the momentum in its place.
+    momentum = 0.0 if strategy.policy.momentum else 0.9
     with strategy.scope():
         model = build_model()
         model.compile(
-            optimizer=tf.keras.optimizers.Adam(2e-3),
+            optimizer=tf.keras.optimizers.SGD(rate, momentum=momentum, global_clipnorm=1.0),
             loss=tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         )
-    split = len(words) * 9 // 10
-    data = sequences(words[:split], args.steps, args.seed)
     monitor = tfgc.callbacks.CompressionMonitor()
     verbose = 2 if is_chief else 0
     model.fit(data, epochs=args.epochs, callbacks=[monitor], verbose=verbose, shuffle=False)
