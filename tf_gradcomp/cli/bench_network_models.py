@@ -18,8 +18,8 @@ from tf_gradcomp.cli import bench_network_workloads as workloads
 
 Gradient: TypeAlias = tf.Tensor | tf.IndexedSlices
 
-_LEARNING_RATE = 1e-3
-_MOMENTUM = 0.9
+LEARNING_RATE = 1e-3
+MOMENTUM = 0.9
 _SEED = 7
 _HIDDEN_UNITS = 64  # of the recommender
 
@@ -44,12 +44,18 @@ class Model(Protocol):
         ...
 
 
-def build(workload: workloads.Workload, worker: int) -> Model:
-    """Makes the model of a workload, and the data of a worker."""
+def build(workload: workloads.Workload, worker: int, momentum: float = MOMENTUM) -> Model:
+    """Makes the model of a workload, and the data of a worker.
+
+    Args:
+      workload: what is trained.
+      worker: index of the worker.
+      momentum: the optimizer's; 0 if the exchange has it.
+    """
     if isinstance(workload, workloads.Cnn):
-        return CnnModel(workload.batch, worker)
+        return CnnModel(workload.batch, worker, momentum)
     if isinstance(workload, workloads.Recommender):
-        return RecommenderModel(workload, worker)
+        return RecommenderModel(workload, worker, momentum)
     return ExchangeAlone(workload.gradient(worker))
 
 
@@ -58,8 +64,9 @@ class _Trained(abc.ABC):
 
     computes = True
 
-    def __init__(self, variables: Sequence[tf.Variable]) -> None:
+    def __init__(self, variables: Sequence[tf.Variable], momentum: float) -> None:
         self.variables = variables
+        self._momentum = momentum
         self._momenta = [tf.Variable(tf.zeros_like(v), trainable=False) for v in variables]
 
     @abc.abstractmethod
@@ -74,15 +81,15 @@ class _Trained(abc.ABC):
     def use(self, sums: Sequence[Gradient]) -> list[Gradient]:
         for variable, momentum, total in zip(self.variables, self._momenta, sums, strict=True):
             if isinstance(total, tf.IndexedSlices):  # without momentum, which would touch all rows
-                rows = tf.IndexedSlices(_LEARNING_RATE * total.values, total.indices)
+                rows = tf.IndexedSlices(LEARNING_RATE * total.values, total.indices)
                 variable.scatter_sub(rows)
                 continue
             tf.raw_ops.ResourceApplyMomentum(
                 var=variable.handle,
                 accum=momentum.handle,
-                lr=_LEARNING_RATE,
+                lr=LEARNING_RATE,
                 grad=total,
-                momentum=_MOMENTUM,
+                momentum=self._momentum,
             )
         return []
 
@@ -90,7 +97,7 @@ class _Trained(abc.ABC):
 class CnnModel(_Trained):
     """The network of examples/vision.py: 3,266,730 parameters, 99 % of them in one layer."""
 
-    def __init__(self, batch: int, worker: int) -> None:
+    def __init__(self, batch: int, worker: int, momentum: float = MOMENTUM) -> None:
         rng = np.random.default_rng((_SEED, worker))
         self._images = tf.constant(rng.random((batch, 28, 28, 1), np.float32))
         self._labels = tf.constant(rng.integers(0, 10, batch, np.int32))
@@ -100,7 +107,8 @@ class CnnModel(_Trained):
             "dense": (12 * 12 * 64, 352),
             "dense_1": (352, 10),
         }
-        super().__init__([v for name, shape in layers.items() for v in _layer(name, shape)])
+        variables = [v for name, shape in layers.items() for v in _layer(name, shape)]
+        super().__init__(variables, momentum)
 
     def loss(self) -> tf.Tensor:
         kernel_1, bias_1, kernel_2, bias_2, kernel_3, bias_3, kernel_4, bias_4 = self.variables
@@ -117,7 +125,7 @@ class CnnModel(_Trained):
 class RecommenderModel(_Trained):
     """Embeddings of a user and of an item, side by side, through one hidden layer to a click."""
 
-    def __init__(self, workload: workloads.Recommender, worker: int) -> None:
+    def __init__(self, workload: workloads.Recommender, worker: int, momentum: float) -> None:
         rng = np.random.default_rng((_SEED, worker))
         self._users = tf.constant(_popular(rng, workload.users, workload.batch))
         self._items = tf.constant(_popular(rng, workload.items, workload.batch))
@@ -128,7 +136,8 @@ class RecommenderModel(_Trained):
                 _kernel("items", (workload.items, workload.columns)),
                 *_layer("hidden", (2 * workload.columns, _HIDDEN_UNITS)),
                 *_layer("click", (_HIDDEN_UNITS, 1)),
-            ]
+            ],
+            momentum,
         )
 
     def loss(self) -> tf.Tensor:

@@ -69,10 +69,13 @@ def _measure(spec: str, method: str, warm_up: int, steps: int) -> dict[str, floa
 
     strategy = _make_strategy(method)
     worker = strategy.cluster_resolver.task_id
-    model = models.build(parse(spec, strategy.num_replicas_in_sync), worker)
+    has_momentum = method != STOCK and strategy.policy.momentum
+    momentum = 0.0 if has_momentum else models.MOMENTUM
+    model = models.build(parse(spec, strategy.num_replicas_in_sync), worker, momentum)
 
     def step() -> list[models.Gradient]:
-        pairs = all_reduce_gradients(zip(model.gradients(), model.variables, strict=True))
+        own = zip(model.gradients(), model.variables, strict=True)
+        pairs = all_reduce_gradients(own, models.LEARNING_RATE)
         return model.use([total for total, _ in pairs])
 
     def say_ready() -> tf.Tensor:
