@@ -58,6 +58,7 @@ def run_cluster(
     *,
     num_workers: int = 2,
     timeout: float = 120,
+    addresses: Sequence[str] | None = None,
 ) -> list[Outcome]:
     """Runs ``programs/<program>.py`` on every worker and waits for all to end.
 
@@ -66,13 +67,14 @@ def run_cluster(
       arguments: the same for all workers, or one sequence per worker.
       num_workers: number of workers.
       timeout: seconds after which what still runs is killed.
+      addresses: where the workers listen; ``None`` for free ports.
     """
     per_worker = (
         [list(a) for a in arguments]
         if arguments and not isinstance(arguments[0], str)
         else [list(arguments)] * num_workers
     )
-    addresses = _free_addresses(num_workers)
+    addresses = list(addresses or _free_addresses(num_workers))
     started = time.monotonic()
     zygote = _zygote()
     with tempfile.TemporaryDirectory() as folder:

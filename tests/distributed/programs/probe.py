@@ -8,6 +8,7 @@ import hashlib
 import json
 import operator
 import os
+import signal
 import sys
 import time
 
@@ -351,6 +352,23 @@ def stall(seconds: str) -> None:
         cluster.report(error=type(error).__name__, message=error.message)
     else:
         cluster.report(error=None)
+
+
+def killed(victim: str) -> None:
+    """A worker kills itself between two exchanges, which may take the others five seconds."""
+    options = tf.distribute.experimental.CommunicationOptions(timeout_seconds=5)
+    strategy = Strategy("fft", communication_options=options)
+    with strategy.scope():
+        kernel = tf.Variable(tf.zeros((70, 80)), name="kernel")
+
+    @tf.function
+    def step():
+        return strategy.run(lambda: tfgc.all_reduce_gradients([(tf.ones((70, 80)), kernel)])[0][0])
+
+    step()
+    if strategy.extended.reducer.collectives.worker_index == int(victim):
+        os.kill(os.getpid(), signal.SIGKILL)
+    step()
 
 
 def drift(action: str, steps_per_execution: str) -> None:
