@@ -58,13 +58,14 @@ def test_a_killed_worker_starts_again_and_nothing_is_lost(undisturbed, tmp_path)
 
 
 def test_a_late_worker_is_named_and_changes_nothing(undisturbed, tmp_path):
-    result, output = launch(tmp_path, "--late", "14")
+    result, output = launch(tmp_path, "--late", "16")
     waiting = re.findall(r"\[worker (\d)\] tf_gradcomp: after \d+ s still waiting for (.*)", output)
-    assert [worker for worker, _ in waiting] == ["0"]
+    assert {worker for worker, _ in waiting} == {"0"}
     assert re.match(r"worker 1 at 127\.0\.0\.1:\d+ \(Connection refused\)\. Start", waiting[0][1])
     assert result == undisturbed
 
 
+@pytest.mark.slow
 def test_a_worker_that_comes_back_with_another_spec_is_refused_and_harms_nothing(
     undisturbed, tmp_path
 ):
