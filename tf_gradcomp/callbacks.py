@@ -71,9 +71,8 @@ class CompressionMonitor(tf.keras.callbacks.Callback):
                 "CompressionMonitor: the model was not made inside of the scope of a "
                 "CompressedMultiWorkerMirroredStrategy; no gradients are compressed."
             )
-        resolver = self.model.distribute_strategy.cluster_resolver
-        is_chief = resolver is None or not resolver.task_id
-        if self._log_dir is not None and is_chief and self._writer is None:
+        is_first = self.model.distribute_strategy.extended.should_save_summary
+        if self._log_dir is not None and is_first and self._writer is None:
             self._writer = tf.summary.create_file_writer(os.fspath(self._log_dir))
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:

@@ -48,7 +48,8 @@ class CompressedMultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStr
         ``None`` for never.
 
     Raises:
-      ValueError: the compression or the options are not valid.
+      ValueError: the compression, the options or TF_CONFIG are not valid.
+      OSError: another process listens at this worker's port.
       ImportError: the native library does not fit, or Keras or TensorFlow lacks what is needed.
       RuntimeError: the Keras in use is older than 3.5, and not Keras 2.15.
       PlanMismatchError: other workers run another version or compression.

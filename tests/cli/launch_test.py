@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import socket
 
 import pytest
@@ -216,3 +217,22 @@ def test_failed_workers_start_again_as_often_as_allowed(command_line, tmp_path, 
     assert f"restart 1 of {restarts}\n" in err
     assert (f"restart 2 of {restarts}\n" in err) == (restarts >= 2)
     assert "restart 3" not in err
+    last = err.splitlines()[-1]
+    assert ("worker 1 failed with exit code 7 after 1 restart. To go on, run" in last) == (
+        code == 7
+    )
+
+
+def test_the_last_line_says_who_died_and_how_to_go_on(command_line):
+    script = command_line.script("if INDEX == 1: os.kill(os.getpid(), signal.SIGKILL)")
+    code, _, err = command_line.run("launch", "-n", "2", script)
+    assert code == 128 + signal.SIGKILL
+    last = err.splitlines()[-1]
+    assert last.startswith("tf-gradcomp launch: worker 1 was killed by SIGKILL")
+    assert "run the same command again, or let --restarts N do that" in last
+
+
+@pytest.mark.parametrize("options", [[], ["--restarts", "3"]])
+def test_runs_that_end_well_get_no_advice(command_line, options):
+    _, _, err = command_line.run("launch", "-n", "2", *options, command_line.script("pass"))
+    assert "again" not in err

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Workers that do not fit together, or do not come: an error on every worker, not a hang."""
 
+import re
+import socket
+
 import cluster
 import pytest
 
@@ -35,3 +38,29 @@ def test_a_late_worker_is_an_error_within_the_timeout():
     )
     assert "the logs of all workers" in result["message"]
     assert outcomes[0].seconds < 60
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_killed_worker_is_named_by_the_other_one(victim):
+    outcomes = cluster.run_cluster("probe", ["killed", str(victim)])
+    assert outcomes[victim].code == -9
+    survivor = outcomes[1 - victim]
+    assert survivor.code not in (0, None)
+    assert survivor.seconds < 60
+    named = re.search(
+        rf"tf_gradcomp: This is worker {1 - victim}\. At this moment worker {victim} at "
+        r"127\.0\.0\.1:\d+ \(Connection refused\) does not answer;.* start all workers again.*"
+        r"BackupAndRestore",
+        survivor.output,
+    )
+    assert named, survivor.output[-6000:]
+
+
+def test_a_port_in_use_is_explained():
+    with socket.create_server(("", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        (outcome,) = cluster.run_cluster(
+            "probe", ["start_only", "fft"], num_workers=1, addresses=[address]
+        )
+    assert outcome.code not in (0, None)
+    assert f"worker 0 cannot listen at {address}, for another process does" in outcome.output

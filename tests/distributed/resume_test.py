@@ -57,6 +57,26 @@ def test_a_killed_worker_starts_again_and_nothing_is_lost(undisturbed, tmp_path)
     assert result["steps"] == undisturbed["steps"] == 32
 
 
+def test_a_late_worker_is_named_and_changes_nothing(undisturbed, tmp_path):
+    result, output = launch(tmp_path, "--late", "16")
+    waiting = re.findall(r"\[worker (\d)\] tf_gradcomp: after \d+ s still waiting for (.*)", output)
+    assert {worker for worker, _ in waiting} == {"0"}
+    assert re.match(r"worker 1 at 127\.0\.0\.1:\d+ \(Connection refused\)\. Start", waiting[0][1])
+    assert result == undisturbed
+
+
+@pytest.mark.slow
+def test_a_worker_that_comes_back_with_another_spec_is_refused_and_harms_nothing(
+    undisturbed, tmp_path
+):
+    arguments = ("--signal", "SIGKILL", "--at", "20", "--other", "topk:density=0.2")
+    result, output = launch(tmp_path, *arguments, options=("--restarts", "2", "--grace", "1"))
+    assert "worker 1: compression: default topk:density=0.2" in output
+    assert "restart 2 of 2" in output
+    assert result["epochs"] == [2, 3]
+    assert result["weights"] == undisturbed["weights"]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("worker", ["0", "1"])
 def test_a_stopped_worker_is_missed_and_replaced(undisturbed, tmp_path, worker):

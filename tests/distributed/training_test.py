@@ -268,3 +268,11 @@ def test_three_workers():
     results = train("--compression=fft", num_workers=3, timeout=180)
     assert_workers_agree(results)
     assert_learned(results[0])
+
+
+@pytest.mark.parametrize("chief", [False, True])
+def test_a_chief_is_the_first_worker_and_writes_the_log(tmp_path, chief):
+    outcomes = cluster.run_cluster("probe", ["tensorboard", str(tmp_path)], chief=chief)
+    results = [outcome.result for outcome in outcomes]
+    assert [result["wrote"] for result in results] == [True, False]
+    assert results[0]["weights"] == results[1]["weights"]

@@ -58,6 +58,8 @@ def run_cluster(
     *,
     num_workers: int = 2,
     timeout: float = 120,
+    addresses: Sequence[str] | None = None,
+    chief: bool = False,
 ) -> list[Outcome]:
     """Runs ``programs/<program>.py`` on every worker and waits for all to end.
 
@@ -66,13 +68,15 @@ def run_cluster(
       arguments: the same for all workers, or one sequence per worker.
       num_workers: number of workers.
       timeout: seconds after which what still runs is killed.
+      addresses: where the workers listen; ``None`` for free ports.
+      chief: whether TF_CONFIG calls the first of them the chief.
     """
     per_worker = (
         [list(a) for a in arguments]
         if arguments and not isinstance(arguments[0], str)
         else [list(arguments)] * num_workers
     )
-    addresses = _free_addresses(num_workers)
+    addresses = list(addresses or _free_addresses(num_workers))
     started = time.monotonic()
     zygote = _zygote()
     with tempfile.TemporaryDirectory() as folder:
@@ -82,8 +86,7 @@ def run_cluster(
         try:
             for index, output in enumerate(outputs):
                 output.touch()
-                task = {"type": "worker", "index": index}
-                config = {"cluster": {"worker": addresses}, "task": task}
+                config = _tf_config(addresses, index, chief)
                 environment = {**_environment(), "TF_CONFIG": json.dumps(config)}
                 path = str(PROGRAMS / f"{program}.py")
                 running.append(zygote.start(path, per_worker[index], environment, output))
@@ -96,6 +99,13 @@ def run_cluster(
             for pid in running:
                 _kill(pid)
     return outcomes
+
+
+def _tf_config(addresses: list[str], index: int, chief: bool) -> dict[str, Any]:
+    if not chief:
+        return {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": index}}
+    task = {"type": "worker", "index": index - 1} if index else {"type": "chief", "index": 0}
+    return {"cluster": {"chief": addresses[:1], "worker": addresses[1:]}, "task": task}
 
 
 def _kill(worker: int) -> None:

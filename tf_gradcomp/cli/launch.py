@@ -120,22 +120,39 @@ def run(args: argparse.Namespace) -> int:
     """
     restarts = 0
     while True:
-        code, may_restart = _run_once(args)
-        if code == 0 or not may_restart or restarts == args.restarts:
+        code, failure = _run_once(args)
+        if failure is None:
+            return code
+        if restarts == args.restarts:
+            say(_how_to_go_on(failure, restarts))
             return code
         restarts += 1
         say(f"restart {restarts} of {args.restarts}")
 
 
-def _run_once(args: argparse.Namespace) -> tuple[int, bool]:
-    """Runs the workers to their end; returns the exit code, and whether to start them again."""
+def _how_to_go_on(failure: str, restarts: int) -> str:
+    """The launcher's last line, after a worker has failed."""
+    tried = f" after {restarts} restart{'s' if restarts > 1 else ''}" if restarts else ""
+    by_itself = "" if restarts else ", or let --restarts N do that"
+    return (
+        f"{failure}{tried}. To go on, run the same command again{by_itself}: with "
+        f"tf_gradcomp.callbacks.BackupAndRestore, training goes on from the last backup"
+    )
+
+
+def _run_once(args: argparse.Namespace) -> tuple[int, str | None]:
+    """Runs the workers to their end.
+
+    Returns:
+      The exit code, and how a worker failed if it pays to start all again.
+    """
     try:
         command = _python_command(args.worker_command)
         environment, threads = _shared_environment(args)
         addresses = free_addresses(args.num_workers, args.host_port_base)
     except Refusal as refusal:
         say(f"error: {refusal}")
-        return REFUSED, False
+        return REFUSED, None
 
     environments = [
         environment | {"TF_CONFIG": tf_config(addresses, index)} for index in range(len(addresses))
@@ -147,10 +164,10 @@ def _run_once(args: argparse.Namespace) -> tuple[int, bool]:
     out = sys.stdout
     group = WorkerGroup(command, environments, args.grace, out.fileno(), out.encoding or "utf-8")
     try:
-        return group.run(), not group.was_signalled
+        return group.run(), None if group.was_signalled else group.first_failure
     except (OSError, subprocess.SubprocessError) as error:
         say(f"error: {error}")
-        return 1, False
+        return 1, None
 
 
 def tf_config(addresses: Sequence[str], index: int) -> str:

@@ -156,6 +156,15 @@ class WorkerGroup:
         """Whether a signal to this process ended the workers."""
         return bool(self._signals)
 
+    @property
+    def first_failure(self) -> str | None:
+        """How the worker that failed first did: "worker 1 was killed by SIGSEGV"."""
+        if not self._failures:
+            return None
+        first = self._failures[0]
+        assert first.returncode is not None
+        return f"worker {first.index} {describe_exit(first.returncode)}"
+
     # Starting.
 
     def _start(self) -> None:
@@ -300,12 +309,7 @@ class WorkerGroup:
         running = self._running()
         if not running:
             return
-        if self._signals:
-            cause = signal.Signals(self._signals[0]).name
-        else:
-            first = self._failures[0]
-            assert first.returncode is not None
-            cause = f"worker {first.index} {describe_exit(first.returncode)}"
+        cause = signal.Signals(self._signals[0]).name if self._signals else self.first_failure
         self._say(f"{cause}; ending {len(running)} worker{'s' if len(running) > 1 else ''}")
 
     def _send(self, signum: int) -> None:
@@ -333,15 +337,14 @@ class WorkerGroup:
             for other in others:
                 assert other.returncode is not None
                 self._say(f"worker {other.index} {describe_exit(other.returncode)}, after that")
-            how = describe_exit(first.returncode)
             if first.tail:
-                self._say(f"worker {first.index} {how}; its last lines:")
+                self._say(f"{self.first_failure}; its last lines:")
                 with contextlib.suppress(OSError):
                     for line in first.tail:
                         print(f"{first.prefix}{line}", file=sys.stderr)
                     sys.stderr.flush()
             else:
-                self._say(f"worker {first.index} {how}; it printed nothing")
+                self._say(f"{self.first_failure}; it printed nothing")
             return exit_status(first.returncode)
         if self._signals:
             return 128 + self._signals[0]

@@ -3,10 +3,13 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from typing import Any
 
 import tensorflow as tf
 
+from tf_gradcomp import cluster, lost_workers, reachability
 from tf_gradcomp.agreement import Fact, require_agreement
 from tf_gradcomp.distribute import compat, gradient_scope, iterators, keras_adapters
 from tf_gradcomp.distribute.cross_device_ops import CompressedCollectiveAllReduce
@@ -35,12 +38,14 @@ class CompressedExtended(compat.CollectiveAllReduceExtended):
     ) -> None:
         self._policy = policy
         self._drift_check = drift_check
+        if cluster_resolver is None:
+            cluster.check_tf_config(os.environ)
         super().__init__(
             container_strategy, cluster_resolver, _strategy_options(communication_options)
         )
 
     def _initialize_strategy(self, cluster_resolver: Any, devices: Any) -> None:
-        super()._initialize_strategy(cluster_resolver, devices)
+        self._join_cluster(cluster_resolver, devices)
         compat.check_object(self, "CollectiveAllReduceExtended")
         stock: Any = self._cross_device_ops
         compat.check_object(stock, "CollectiveAllReduce")
@@ -67,6 +72,27 @@ class CompressedExtended(compat.CollectiveAllReduceExtended):
                     Fact("drift check", str(self._drift_check)),
                 ],
             )
+
+    def _join_cluster(self, cluster_resolver: Any, devices: Any) -> None:
+        """Lets TensorFlow start its server and wait for all workers, and explains what fails."""
+        members = cluster.from_resolver(cluster_resolver)
+        if members is None:
+            super()._initialize_strategy(cluster_resolver, devices)
+            return
+        if members.others:
+            lost_workers.explain_uncaught(members)
+        try:
+            with reachability.missing_named(members.others):
+                super()._initialize_strategy(cluster_resolver, devices)
+        except tf.errors.UnknownError as error:
+            address = members.addresses[members.own]
+            if not reachability.is_port_in_use(address):
+                raise
+            raise OSError(
+                errno.EADDRINUSE,
+                f"{members.own} cannot listen at {address}, for another process does. Does a "
+                f"worker of an earlier run still run there, or another with the same index?",
+            ) from error
 
     @property
     def reducer(self) -> GradientReducer | None:

@@ -8,6 +8,7 @@ import hashlib
 import json
 import operator
 import os
+import signal
 import sys
 import time
 
@@ -351,6 +352,37 @@ def stall(seconds: str) -> None:
         cluster.report(error=type(error).__name__, message=error.message)
     else:
         cluster.report(error=None)
+
+
+def tensorboard(folder: str) -> None:
+    """An epoch of fit with a log, in a folder for each worker; which of them wrote one?"""
+    strategy = Strategy("fft")
+    own = os.path.join(folder, str(strategy.extended.reducer.collectives.worker_index))
+    with strategy.scope():
+        model = tf.keras.Sequential([tf.keras.layers.Input((80,)), tf.keras.layers.Dense(70)])
+        model.compile("sgd", "mse")
+    data = tf.data.Dataset.from_tensors((tf.ones((8, 80)), tf.ones((8, 70)))).repeat(4)
+    monitor = tfgc.callbacks.CompressionMonitor(own)
+    model.fit(data, steps_per_epoch=2, verbose=0, callbacks=[monitor])
+    weights = b"".join(weight.tobytes() for weight in model.get_weights())
+    cluster.report(wrote=os.path.exists(own), weights=hashlib.sha256(weights).hexdigest())
+
+
+def killed(victim: str) -> None:
+    """A worker kills itself between two exchanges, which may take the others five seconds."""
+    options = tf.distribute.experimental.CommunicationOptions(timeout_seconds=5)
+    strategy = Strategy("fft", communication_options=options)
+    with strategy.scope():
+        kernel = tf.Variable(tf.zeros((70, 80)), name="kernel")
+
+    @tf.function
+    def step():
+        return strategy.run(lambda: tfgc.all_reduce_gradients([(tf.ones((70, 80)), kernel)])[0][0])
+
+    step()
+    if strategy.extended.reducer.collectives.worker_index == int(victim):
+        os.kill(os.getpid(), signal.SIGKILL)
+    step()
 
 
 def drift(action: str, steps_per_execution: str) -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import json
 import os
 import signal
+import time
 from pathlib import Path
 
 import cluster
@@ -47,8 +49,16 @@ def main() -> None:
     parser.add_argument("--save-freq", type=int, help="steps between backups")
     parser.add_argument("--delete", action="store_true", help="backups, in the end")
     parser.add_argument("--units", type=int, default=64, help="of a layer")
+    parser.add_argument("--late", type=float, default=0.0, help="seconds by which it starts later")
+    parser.add_argument("--other", help="compression that it has once, after the accident")
     args = parser.parse_args()
 
+    if json.loads(os.environ["TF_CONFIG"])["task"]["index"] == args.worker:
+        time.sleep(args.late)
+        mark = args.folder / "other"
+        if args.other and (args.folder / "accident").exists() and not mark.exists():
+            mark.touch()
+            args.compression = args.other
     strategy = tfgc.CompressedMultiWorkerMirroredStrategy(
         args.compression,
         communication_options=tf.distribute.experimental.CommunicationOptions(
