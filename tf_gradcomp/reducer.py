@@ -32,9 +32,9 @@ from tf_gradcomp.exchanges import (
     CompressedExchange,
     Exchange,
     RowSparseExchange,
-    all_finite,
     make_exchange,
 )
+from tf_gradcomp.exchanges.base import all_finite
 from tf_gradcomp.policy import Policy, VariableInfo
 from tf_gradcomp.transports.base import Collectives
 

@@ -33,6 +33,11 @@ def host_zeros(shape: tuple[int, ...], name: str, dtype: tf.DType = tf.int32) ->
     return compat.local_variable(lambda: tf.zeros(shape, dtype), "CPU:0", name)
 
 
+def by_name(name: str, variables: Sequence[tf.Variable]) -> dict[str, tf.Variable]:
+    """Returns variables by that name and their number."""
+    return {f"{name}_{number}": variable for number, variable in enumerate(variables)}
+
+
 Update: TypeAlias = tuple[tf.Variable, tf.Tensor]
 
 

@@ -10,7 +10,8 @@ import tensorflow as tf
 
 from tf_gradcomp import state
 from tf_gradcomp.codecs.base import Draw
-from tf_gradcomp.exchanges import Exchange, Reduced, make_exchange
+from tf_gradcomp.exchanges import Exchange, make_exchange
+from tf_gradcomp.exchanges.base import Reduced
 from tf_gradcomp.plan import Plan
 from tf_gradcomp.transports.base import Collectives
 from tf_gradcomp.transports.silent import SilentCollectives

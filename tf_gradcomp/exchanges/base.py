@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the ways of exchanging a bucket have in common."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from tf_gradcomp import state
+from tf_gradcomp.compression import Compression
+from tf_gradcomp.exchange_state import OF_WORKERS, Share
+from tf_gradcomp.plan import Bucket
+
+
+class Reduced(NamedTuple):
+    """The outcome of one bucket's exchange.
+
+    Attributes:
+      gradients: the sums, ``tf.IndexedSlices`` from a row-sparse exchange.
+      finite: makes a bool scalar: whether no worker's gradient held an Inf or NaN, and no sum
+        became one when cast to the gradient's type. Only called if it is needed.
+      updates: the state to store if the step is kept.
+    """
+
+    gradients: list[tf.Tensor | tf.IndexedSlices]
+    finite: Callable[[], tf.Tensor]
+    updates: Sequence[state.Update] = ()
+
+
+def compression_of(bucket: Bucket) -> Compression:
+    """Returns the compression of a bucket that has one."""
+    assert bucket.compression is not None
+    return bucket.compression
+
+
+def restore(memory: Mapping[str, tf.Variable], shares: Sequence[Share]) -> None:
+    """Assigns what all workers had in common, and the sums of what each had of its own."""
+    for name, variable in memory.items():
+        arrays = [share.arrays[name] for share in shares]
+        variable.assign(np.sum(arrays, axis=0) if name.startswith(OF_WORKERS) else arrays[0])
+
+
+def all_finite(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
+    """Returns a bool scalar; types that cannot hold an Inf or NaN are not looked at."""
+    checks = [tf.reduce_all(tf.math.is_finite(t)) for t in tensors if t.dtype.is_floating]
+    return tf.reduce_all(checks) if checks else tf.constant(True)
+
+
+def nan_unless(finite: tf.Tensor, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
+    """Returns the tensors, or as many NaNs."""
+    return tf.cond(
+        finite, lambda: tensors, lambda: [tf.fill(t.shape, np.float32("nan")) for t in tensors]
+    )
+
+
+def pack(tensors: Sequence[tf.Tensor], dtype: tf.DType) -> tf.Tensor:
+    """Flattens and concatenates tensors."""
+    flat = [tf.reshape(tf.cast(tensor, dtype), [-1]) for tensor in tensors]
+    return flat[0] if len(flat) == 1 else tf.concat(flat, axis=0)
+
+
+def split(packed: tf.Tensor, shapes: Sequence[Sequence[int]]) -> list[tf.Tensor]:
+    """Cuts a vector into tensors of these static shapes."""
+    parts = [packed] if len(shapes) == 1 else tf.split(packed, [math.prod(s) for s in shapes])
+    return [tf.reshape(part, shape) for part, shape in zip(parts, shapes, strict=True)]
+
+
+def unpack(bucket: tf.Tensor, like: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """Cuts a bucket into tensors shaped and typed like those that were packed."""
+    parts = split(bucket, [gradient.shape for gradient in like])
+    return [shaped_like(part, gradient) for part, gradient in zip(parts, like, strict=True)]
+
+
+def shaped_like(value: tf.Tensor, gradient: tf.Tensor) -> tf.Tensor:
+    """Returns a value in the shape and type of a gradient."""
+    return tf.cast(tf.reshape(value, gradient.shape), gradient.dtype)

@@ -1,0 +1,285 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compresses, exchanges and decompresses: the exchange of a bucket that has a codec.
+
+Residual and momentum live behind the transform, which is linear: no inverse is needed to update
+them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from tf_gradcomp import plan as plan_lib
+from tf_gradcomp import state
+from tf_gradcomp.codecs.base import Codec, Draw, Layout, Transform, VariableShape
+from tf_gradcomp.compression import Compression
+from tf_gradcomp.controllers import view_choice
+from tf_gradcomp.exchange_state import RESIDUAL, Share
+from tf_gradcomp.exchanges.base import (
+    Reduced,
+    all_finite,
+    compression_of,
+    nan_unless,
+    pack,
+    restore,
+    split,
+    unpack,
+)
+from tf_gradcomp.feedback.error_feedback import ErrorFeedback
+from tf_gradcomp.feedback.momentum import GlobalMomentum, LocalMomentum, Momentum
+from tf_gradcomp.transports import TRANSPORTS
+from tf_gradcomp.transports.base import Collectives, cut, join
+
+
+class CompressedExchange:
+    """Compresses, exchanges and decompresses one bucket; holds its state.
+
+    Attributes:
+      bucket: which gradients it exchanges.
+    """
+
+    def __init__(
+        self, plan: plan_lib.Plan, number: int, codec: Codec, collectives: Collectives
+    ) -> None:
+        self.bucket = plan.buckets[number]
+        self._codec = codec
+        self._variables = [plan.variables[index] for index in self.bucket.indices]
+        self._transform = self._codec.transform.fit(
+            [VariableShape(variable.shape, variable.hidden) for variable in self._variables]
+        )
+        self._layout = self._transform.layout(self.bucket.num_elements)
+        self._collectives = collectives
+        self._transport = TRANSPORTS[self.bucket.transport](collectives)
+        num_shards = self._transport.num_shards(collectives.num_workers)
+        self._shard_layout = self._layout.shard(num_shards)
+        is_adaptive = any(len(names) > 1 for names in self._transform.candidates)
+        self._choice = (
+            state.host_zeros((len(self._variables),), f"view_{number}") if is_adaptive else None
+        )
+        shapes = self._transport.residual_shapes(self._layout.shape, self._shard_layout.shape)
+        compression = compression_of(self.bucket)
+        self._density_schedule = compression.density_schedule
+        self._feedback = ErrorFeedback(compression, shapes, collectives.device)
+        self._momentum = _momentum(compression, self._layout.shape, collectives)
+
+    @property
+    def residuals(self) -> list[tf.Variable]:
+        """What payloads lost, to be added to what the next ones say.
+
+        First that of the gradients, in the shape of the bucket's coefficients, then that of the
+        sums, if the transport encodes these. Empty without error feedback.
+        """
+        return self._feedback.residuals
+
+    @property
+    def memory(self) -> dict[str, tf.Variable]:
+        """What is remembered from step to step, by name."""
+        views = {} if self._choice is None else {"views": self._choice}
+        momentum = {} if self._momentum is None else {self._momentum.name: self._momentum.variable}
+        return self._feedback.memory | views | momentum
+
+    def restore(self, shares: Sequence[Share]) -> None:
+        """Goes on from what other exchanges remembered, of which each is given to one worker.
+
+        The residuals of all workers add up to what they did there.
+        """
+        residuals = state.by_name(RESIDUAL, self.residuals)
+        restore({k: v for k, v in self.memory.items() if k not in residuals}, shares)
+        if not residuals:
+            return
+        (share, *others) = shares
+        here = (self._collectives.num_workers, self.bucket.transport)
+        if not others and (share.num_workers, share.transport) == here:
+            restore(residuals, shares)
+            return
+        merged = list(map(_merged_residual, shares))
+        self.residuals[0].assign(tf.add_n(merged))
+        for variable in self.residuals[1:]:
+            variable.assign(tf.zeros_like(variable))
+
+    def left_over(self) -> list[tf.Tensor]:
+        """Returns what payloads lost of each gradient, as vectors; nothing without error feedback.
+
+        They say the same as the residuals, in elements, and with ``lr_correction`` in units of
+        updates.
+        """
+        if not self.residuals:
+            return []
+        residuals = [residual.read_value() for residual in self.residuals]
+        left = self._transport.merge(residuals, self._collectives.worker_index)
+        elements = self._current_transform().inverse(left, self.bucket.num_elements)
+        elements = self._feedback.in_updates(elements)
+        return split(elements, [(variable.num_elements,) for variable in self._variables])
+
+    def set_left_over(self, parts: Sequence[tf.Tensor]) -> None:
+        """Sets the residuals to what ``left_over`` is to return."""
+        first, *others = self.residuals
+        elements = self._feedback.in_gradients(pack(parts, tf.float32))
+        first.assign(self._current_transform().forward(elements))
+        for residual in others:
+            residual.assign(tf.zeros_like(residual))
+
+    def views(self) -> dict[str, str]:
+        """Returns the view in which each variable is sparsified, if the codec has views.
+
+        Reads the state, so not while a graph is traced.
+        """
+        candidates = self._transform.candidates
+        choice = [0] * len(candidates) if self._choice is None else self._choice.numpy()
+        return {
+            variable.name: names[index]
+            for variable, names, index in zip(self._variables, candidates, choice, strict=False)
+        }
+
+    def __call__(
+        self, gradients: Sequence[tf.Tensor], draw: Draw, learning_rate: tf.Tensor | None = None
+    ) -> Reduced:
+        packed = pack(gradients, tf.float32)
+        residuals = self._feedback.repaid(learning_rate)
+        transform = self._current_transform()
+        codec = self._codec_at(draw.step)
+        coder = _Coder(codec, self._shard_layout, draw, self._collectives.num_workers)
+        meant = transform.forward(packed)
+        if self._momentum is not None:
+            meant = self._momentum.add(meant)
+        summed = self._transport.sum(coder, meant, residuals)
+        bucket = transform.inverse(summed.total, self.bucket.num_elements)
+        if not self._codec.lossless:
+            # Bits of a payload that is not finite say nothing about any element of the bucket.
+            (bucket,) = nan_unless(summed.finite, [bucket])
+        sums = unpack(bucket, gradients)
+        narrow = [total for total in sums if total.dtype.size < tf.float32.size]
+        lost, momentum = list(summed.residuals), []
+        updates: list[state.Update] = []
+        if self._momentum is not None:
+            momentum = [self._momentum.following(meant, summed.total, coder.without_sent)]
+        if self._choice is not None:
+            choice, lost, momentum = self._choose_views(
+                self._choice, packed, lost, momentum, draw.step
+            )
+            updates.append((self._choice, choice))
+        updates.extend(self._feedback.following(lost, learning_rate))
+        if self._momentum is not None:
+            updates.append((self._momentum.variable, *momentum))
+        return Reduced(sums, lambda: summed.finite & all_finite(narrow), updates)
+
+    def _codec_at(self, step: tf.Tensor) -> Codec:
+        """Returns the codec with the density of this exchange."""
+        if self._density_schedule is None:
+            return self._codec
+        with tf.device("CPU:0"):  # as all that becomes a number of items
+            return self._codec.at(self._density_schedule(step))
+
+    def _current_transform(self) -> Transform:
+        """Returns the transform that the residuals are behind."""
+        if self._choice is None:
+            return self._transform
+        return self._transform.at(self._choice.read_value())
+
+    def _choose_views(
+        self,
+        choice: tf.Variable,
+        packed: tf.Tensor,
+        residuals: list[tf.Tensor],
+        momentum: list[tf.Tensor],
+        step: tf.Tensor,
+    ) -> tuple[tf.Tensor, list[tf.Tensor], list[tf.Tensor]]:
+        """Returns the views for the next step, and residuals and momentum as seen in them.
+
+        Not for this step: to compare takes a message, for which encoding would have to wait.
+        """
+        old = choice.read_value()
+
+        def compare() -> tf.Tensor:
+            density = self._codec.density(self._layout)
+            energies = self._transform.kept_energy(packed, density)
+            return view_choice.choose(self._collectives.all_reduce(energies), old)
+
+        new = tf.cond(view_choice.is_due(step), compare, lambda: tf.identity(old))
+        if not residuals:
+            return new, [], []
+
+        def seen(coefficients: tf.Tensor) -> tf.Tensor:
+            elements = self._transform.at(old).inverse(coefficients, self.bucket.num_elements)
+            return self._transform.at(new).forward(elements)
+
+        def move() -> tuple[list[tf.Tensor], list[tf.Tensor]]:
+            left = self._transport.merge(residuals, self._collectives.worker_index)
+            return [seen(left), *map(tf.zeros_like, residuals[1:])], list(map(seen, momentum))
+
+        def stay() -> tuple[list[tf.Tensor], list[tf.Tensor]]:
+            return list(map(tf.identity, residuals)), list(map(tf.identity, momentum))
+
+        return new, *tf.cond(tf.reduce_all(tf.equal(new, old)), stay, move)
+
+
+class _Coder:
+    """A codec at work on the shards of one bucket, in one exchange; ``transports.base.Coder``."""
+
+    def __init__(self, codec: Codec, layout: Layout, draw: Draw, num_workers: int) -> None:
+        self.shape = layout.shape
+        self.lossless = codec.lossless
+        self.addable = codec.addable
+        self._codec = codec
+        self._layout = layout
+        self._draw = draw
+        self._num_workers = num_workers
+        self._sent: dict[int, tf.Tensor | None] = {}  # positions, by shard
+
+    def encode(
+        self, shard: int, coefficients: tf.Tensor, residual: tf.Tensor | None, second: bool = False
+    ) -> tuple[tf.Tensor, tf.Tensor | None]:
+        draw = self._draw._replace(shard=shard)
+        if second:
+            # Other random numbers, but for positions: a sum has no other items than its parts.
+            draw = draw._replace(worker=draw.worker + self._num_workers)
+        if second and residual is None and self._drops_items():
+            # Random-k scales up what it keeps unless there is a residual: once is enough.
+            zeros = tf.zeros(self.shape)
+            return self._codec.encode(coefficients, zeros, self._layout, draw).payload, None
+        encoded = self._codec.encode(coefficients, residual, self._layout, draw)
+        if not second:
+            self._sent[shard] = encoded.positions
+        return encoded.payload, encoded.residual
+
+    def without_sent(self, coefficients: tf.Tensor) -> tf.Tensor:
+        """Returns the bucket's coefficients with zeros for the items that this worker has sent."""
+        shards = cut(coefficients, len(self._sent), self.shape)
+        unsent = [
+            self._codec.without(part, self._sent[shard], self._layout)
+            for shard, part in enumerate(shards)
+        ]
+        return join(unsent, coefficients)
+
+    def _drops_items(self) -> bool:
+        """Whether the payload has no room for all items; if nobody knows before, it may."""
+        density = self._codec.density(self._layout)
+        return tf.is_tensor(density) or density < 1
+
+    def decode_sum(self, shard: int, payloads: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        draw = self._draw._replace(shard=shard)
+        return self._codec.decode_sum(payloads, self._layout, draw)
+
+    def addends(self, payload: tf.Tensor) -> tf.Tensor:
+        return self._codec.addends(payload, self._layout)
+
+
+def _merged_residual(share: Share) -> tf.Tensor:
+    residuals = [
+        tf.constant(array) for name, array in share.arrays.items() if name.startswith(RESIDUAL)
+    ]
+    return TRANSPORTS[share.transport].merge(residuals, share.worker_index)
+
+
+def _momentum(
+    compression: Compression, shape: tuple[int, ...], collectives: Collectives
+) -> Momentum | None:
+    """Makes the momentum of a bucket, if its compression has any."""
+    if compression.momentum:
+        return LocalMomentum(compression.momentum, shape, collectives.device)
+    if compression.global_momentum:
+        factor = compression.global_momentum
+        return GlobalMomentum(factor, shape, collectives.device, collectives.num_workers)
+    return None
