@@ -5,7 +5,8 @@
 
 Trains the CNN of vision.py and the LSTM of language.py on two workers with each of some published
 methods, a launch for each run, and prints a table in Markdown for either task. That takes hours.
-Results are kept in a folder, run by run: a study that was interrupted goes on where it was.
+Results are kept in a folder, run by run: a study that was interrupted goes on where it was. After a
+change of code, begin with another folder.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from typing import Any, NamedTuple
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
+from tf_gradcomp import methods
+
 FOLDER = Path(__file__).parent
 
 METHODS = {
@@ -29,7 +32,7 @@ METHODS = {
     "FFT": "fft",
     "top-k 1 % + C_nat": "topk:values=natural",
     "C_nat": "natural",
-    "DGC 0.1 %": "topk:density=0.001,scope=layer,momentum=0.9,warmup=200",
+    "DGC 0.1 %": str(methods.dgc(warmup=200)),
     "PowerSGD rank 4": "powersgd:rank=4",
 }
 

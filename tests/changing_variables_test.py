@@ -186,6 +186,44 @@ def test_a_restored_job_thaws_layers_as_one_that_went_on():
         np.testing.assert_equal(actual, expected)
 
 
+def test_what_was_left_between_a_restart_and_a_thaw_goes_on():
+    """Saved as {a, b}; then, in a new process, only b is trained, and then both again."""
+
+    def work(collectives):
+        job = Job(collectives, Policy("topk:density=0.1"))
+        job.step("ab")
+        saved = exchange_state.to_bytes(job.reducer.state())
+        other = Job(collectives, Policy("topk:density=0.1"))
+        other.reducer.restore([exchange_state.from_bytes(saved)])
+        other.meant, other.sent = job.meant, job.sent
+        for names in ("b", "b", "ab"):
+            other.step(names)
+        np.testing.assert_equal(other.left_over(of_plan="ab"), other.left_over())
+        return other
+
+    jobs = loopback.run_workers(2, work)
+    for name in "ab":
+        meant = sum(job.meant[name] for job in jobs)
+        left = sum(job.left_over()[name] for job in jobs)
+        bound = 1e-4 * np.abs(meant).max()
+        np.testing.assert_allclose(jobs[0].sent[name] + left, meant, rtol=0, atol=bound)
+
+
+@pytest.mark.parametrize("kind", ["momentum", "global_momentum"])
+def test_momentum_from_before_layers_were_frozen_is_forgotten(kind):
+    """Else it would go on pushing where it did when they were trained last."""
+    spec = f"identity:error_feedback=true,{kind}=0.9"
+
+    def work(collectives):
+        job = Job(collectives, Policy(spec))
+        for names in ("ab", "ab", "b"):
+            job.step(names)
+        return job.step("ab", scale=0), job.step("ab", scale=0)
+
+    for thawed, after in loopback.run_workers(2, work):
+        assert not any(total.any() for total in [*thawed.values(), *after.values()])
+
+
 def test_restored_plans_keep_what_each_had_left_over():
     """As of two functions that take turns: no function is traced again in the job that goes on."""
 

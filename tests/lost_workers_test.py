@@ -49,9 +49,18 @@ def test_who_does_not_answer_is_named(seen, addresses):
 def test_nobody_is_accused_if_all_answer(seen, addresses):
     members = {"worker 0": addresses[0], "worker 1": addresses[0]}
     lost_workers.explain_uncaught(Cluster("worker 1", members))
-    (note,) = notes_of(tf.errors.DeadlineExceededError(None, None, "took too long"))
+    text = "The collective gradient_exchange_bucket_0 took longer than 2 seconds"
+    (note,) = notes_of(tf.errors.DeadlineExceededError(None, None, text))
     assert "all other workers still accept connections" in note
     assert "worker 0" not in note
+
+
+def test_an_error_of_this_worker_alone_is_left_alone(seen, addresses):
+    """Of a class that collectives fail with, too."""
+    members = {"worker 0": addresses[0], "worker 1": addresses[0]}
+    lost_workers.explain_uncaught(Cluster("worker 1", members))
+    assert notes_of(tf.errors.InternalError(None, None, "failed to launch a kernel")) == []
+    assert len(seen) == 1
 
 
 def test_errors_of_another_kind_stay_as_they_are(seen, addresses):

@@ -13,6 +13,8 @@ import numpy as np
 
 RESIDUAL = "residual"
 MOMENTUM = "momentum"
+GLOBAL_MOMENTUM = "global_momentum"
+VELOCITY = "velocity"
 # How the names of arrays begin that differ from worker to worker, and whose sum is what matters.
 OF_WORKERS = (RESIDUAL, MOMENTUM)
 

@@ -24,6 +24,8 @@ _ERRORS = (
     tf.errors.InternalError,
     tf.errors.UnavailableError,
 )
+# Of these classes are errors that have nothing to do with other workers, too.
+_WORDS = ("ollective", "oordination")
 
 _cluster: Cluster | None = None
 _next_hook = sys.excepthook
@@ -57,5 +59,7 @@ def explanation(cluster: Cluster) -> str:
 
 def _hook(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
     if isinstance(error, _ERRORS) and _cluster is not None:
-        error.add_note(explanation(_cluster))
+        is_of_many = any(word in str(error) for word in _WORDS)
+        if is_of_many or reachability.unanswered(_cluster.others):
+            error.add_note(explanation(_cluster))
     _next_hook(kind, error, traceback)

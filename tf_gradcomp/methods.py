@@ -174,7 +174,7 @@ def gmc(density: float = 0.01, momentum: float = 0.9) -> Compression:
 
 
 def clan() -> Compression:
-    """Two-way compression by signs, with error feedback at constant learning rates (CLAN).
+    """Two-way compression by signs, with error feedback that follows the learning rate (CLAN).
 
     With any optimizer; in the paper it is LANS, a variant of Adam.
 

@@ -21,8 +21,11 @@ from tf_gradcomp.codecs.base import Draw
 from tf_gradcomp.costs import Costs
 from tf_gradcomp.drift import DriftCheck, DriftWatch
 from tf_gradcomp.exchange_state import (
+    GLOBAL_MOMENTUM,
+    MOMENTUM,
     OF_WORKERS,
     RESIDUAL,
+    VELOCITY,
     BucketState,
     PlanState,
     SavedStates,
@@ -228,6 +231,7 @@ class GradientReducer:
             entry = self._make_entry(variables, owners)
         if entry.elsewhere:
             with tf.init_scope(), tf.device(self.collectives.device):
+                entry.forget_momentum()
                 for other in self._entries.values():
                     if other is not entry:
                         entry.take_over(other)
@@ -259,6 +263,10 @@ class GradientReducer:
         with tf.init_scope():
             if self._saved:
                 entry.restore(self._saved)
+                for other in self._entries.values():
+                    if other.has_exchanged():
+                        # That is not in what was saved.
+                        entry.elsewhere |= set(owners).intersection(other.owners)
             require_agreement(self.collectives, "what to go on from", [entry.common_fact()])
         return entry
 
@@ -282,6 +290,7 @@ class _Entry:
       owners: the key of each variable, in the plan's order, and the variable itself.
       drift_watch: compares the workers' variables; ``None`` if nothing does.
       elsewhere: keys of the variables of which other entries may hold what is left over.
+      num_before: exchanges before this process began with them.
     """
 
     plan: plan_lib.Plan
@@ -290,6 +299,11 @@ class _Entry:
     owners: dict[str, weakref.ref[Any]]
     drift_watch: DriftWatch | None
     elsewhere: set[str]
+    num_before: int = 0
+
+    def has_exchanged(self) -> bool:
+        """Whether this process has exchanged anything since it began with it, or restored it."""
+        return int(self.counter) != self.num_before
 
     def is_alive(self) -> bool:
         """Whether all of the variables still exist."""
@@ -334,6 +348,13 @@ class _Entry:
                 ", ".join(names[key] for key in stuck),
             )
 
+    def forget_momentum(self) -> None:
+        """Begins anew with momentum: that of before other plans trained the variables is stale."""
+        for exchange in self.exchanges:
+            for name, variable in exchange.memory.items():
+                if name.startswith((MOMENTUM, GLOBAL_MOMENTUM, VELOCITY)):
+                    variable.assign(tf.zeros_like(variable))
+
     def _change_left_over(
         self, keys: set[str], change: Callable[[str, tf.Tensor], tf.Tensor]
     ) -> None:
@@ -375,7 +396,8 @@ class _Entry:
     def restore(self, saved: SavedStates) -> None:
         """Goes on from what was saved of these variables; what does not fit begins anew."""
         plan = saved.take(self._names)
-        self.counter.assign(0 if plan is None else plan.num_exchanges)
+        self.num_before = 0 if plan is None else plan.num_exchanges
+        self.counter.assign(self.num_before)
         if plan is not None:
             # As it was then: not to take over once more.
             keys = list(self.owners)
@@ -393,8 +415,8 @@ class _Entry:
             for variable in exchange.memory.values():
                 variable.assign(tf.zeros_like(variable))
             logging.warning(
-                "Of what was saved, nothing fits the exchange by %s of %s: its residuals begin "
-                "with zeros.",
+                "Of what was saved, nothing fits the exchange by %s of %s: what it remembers, such "
+                "as residuals, begins with zeros.",
                 exchange.bucket.how,
                 ", ".join(name for name, _ in key[0]),
             )

@@ -11,15 +11,18 @@ import tensorflow as tf
 from tf_gradcomp.distribute import compat
 
 
-def local_zeros(shape: tuple[int, ...], device: str, name: str) -> tf.Variable:
-    """Makes a float32 variable of zeros that is neither mirrored nor broadcast.
+def local_zeros(
+    shape: tuple[int, ...], device: str, name: str, dtype: tf.DType = tf.float32
+) -> tf.Variable:
+    """Makes a variable of zeros that is neither mirrored nor broadcast.
 
     Args:
       shape: its static shape.
       device: where it lives.
       name: its name.
+      dtype: its type.
     """
-    return compat.local_variable(lambda: tf.zeros(shape, tf.float32), device, name)
+    return compat.local_variable(lambda: tf.zeros(shape, dtype), device, name)
 
 
 def host_zeros(shape: tuple[int, ...], name: str, dtype: tf.DType = tf.int32) -> tf.Variable:

@@ -218,7 +218,7 @@ def test_failed_workers_start_again_as_often_as_allowed(command_line, tmp_path, 
     assert (f"restart 2 of {restarts}\n" in err) == (restarts >= 2)
     assert "restart 3" not in err
     last = err.splitlines()[-1]
-    assert ("worker 1 failed with exit code 7 after 1 restart. To go on, run" in last) == (
+    assert ("worker 1 failed with exit code 7 after 1 restart. Mend what its log" in last) == (
         code == 7
     )
 

@@ -195,6 +195,15 @@ def test_all_gradients_follow_the_momentum_of_sgd_if_nothing_is_lost(kind):
                 np.testing.assert_allclose(total, wanted, rtol=0, atol=bound)
 
 
+def test_wide_gradients_have_wide_velocities():
+    wide = VariableInfo("wide", (3,), "float64")
+    values = [np.array([1 + 1e-12, 1e39, -1.0]), np.array([1e-12, 0.0, 0.5])]
+    spec = f"identity:error_feedback=true,momentum={FACTOR}"
+    for history in run(spec, 2, (wide,), lambda worker, step: [values[step] / 2], num_steps=2):
+        assert history[1].sums[0].dtype == np.float64
+        np.testing.assert_allclose(history[1].sums[0], FACTOR * values[0] + values[1], rtol=1e-15)
+
+
 def test_without_momentum_sparse_sums_stay_sparse_and_nothing_more_is_remembered():
     history = run("topk:density=0.05", 2, (KERNEL, BIAS, TABLE))[0]
     assert [key.partition("/")[2] for key in history[0].memory] == ["residual_0"]

@@ -44,15 +44,15 @@ def run(spec, rates, num_workers=2):
     return loopback.run_workers(num_workers, work)
 
 
+@pytest.mark.parametrize("rates", [RATES, [0.0, 0.0, 0.5], [1.0, 0.0, 1.0], [1.0, 1e-37, 1.0]])
 @pytest.mark.parametrize("spec", ["topk:density=0.05", "onebit:scope=model", "powersgd:rank=2"])
-def test_what_was_meant_is_what_was_updated_and_what_is_left_at_the_last_rate(spec):
+def test_what_was_meant_is_what_was_updated_and_what_is_left_at_the_last_rate(spec, rates):
     """The law of error feedback, in units of updates: it holds whatever the rates were."""
-    rates = [rate for rate in RATES if rate]
     outcomes = run(f"{spec},lr_correction=true", rates)
     meant = sum(outcome[1] for outcome in outcomes)
     left = sum(outcome[2].astype(np.float64) for outcome in outcomes)
     for update, _, _, last in outcomes:
-        assert last == np.float32(rates[-1])
+        assert last == np.float32([rate for rate in rates if rate][-1])
         np.testing.assert_allclose(
             update + rates[-1] * left, meant, atol=1e-4 * np.abs(meant).max()
         )

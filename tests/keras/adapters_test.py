@@ -13,6 +13,7 @@ import tensorflow as tf
 from keras_generation import IS_KERAS3
 
 import tf_gradcomp as tfgc
+from tf_gradcomp.distribute import keras2
 from tf_gradcomp.plan import make_plan
 from tf_gradcomp.policy import VariableInfo, as_policy
 
@@ -120,9 +121,42 @@ def test_an_optimizer_with_momentum_is_refused_beside_that_of_the_compression(op
             small_model().compile(made, "mse")
         small_model().compile(optimizers.SGD(0.1), "mse")
         variable = tf.Variable([1.0])
-    if optimizer != "legacy" or not IS_KERAS3:
-        with pytest.raises(ValueError, match="both would be applied"):
-            strategy.run(lambda: made.apply_gradients([(tf.constant([1.0]), variable)]))
+    with pytest.raises(ValueError, match="both would be applied"):
+        strategy.run(lambda: made.apply_gradients([(tf.constant([1.0]), variable)]))
+
+
+@pytest.mark.parametrize("name", ["RMSprop", "Adagrad", "Adadelta", "Ftrl"])
+def test_an_optimizer_that_undoes_momentum_is_refused(name):
+    with tfgc.CompressedMultiWorkerMirroredStrategy("topk:momentum=0.9").scope():
+        model, optimizer = small_model(), getattr(tf.keras.optimizers, name)()
+        with pytest.raises(ValueError, match=rf"{name} divides gradients .*SGD\(momentum=0\)"):
+            model.compile(optimizer, "mse")
+
+
+def test_a_gradient_of_unknown_shape_has_momentum_as_its_variable_has_a_shape():
+    strategy = tfgc.CompressedMultiWorkerMirroredStrategy("topk:momentum=0.9")
+    with strategy.scope():
+        variable, shapeless = tf.Variable([0.0, 0.0]), tf.Variable([0.0], shape=[None])
+
+    def step_of(trained):
+        def step(gradient):
+            pairs = [(gradient, trained)]
+            return strategy.run(lambda: tfgc.all_reduce_gradients(pairs)[0][0])
+
+        return tf.function(step, input_signature=[tf.TensorSpec([None])])
+
+    step = step_of(variable)
+    sums = [step(tf.ones(2)).numpy().tolist() for _ in range(3)]
+    np.testing.assert_allclose(sums, np.outer([1, 1.9, 2.71], [1, 1]), rtol=1e-6)
+    with pytest.raises(ValueError, match="no static shape"):
+        step_of(shapeless)(tf.ones(2))
+
+
+@pytest.mark.parametrize("name", ["MovingAverage", "SWA", "Lookahead"])
+def test_the_learning_rate_of_a_wrapped_optimizer_is_known(name):
+    tfa = pytest.importorskip("tensorflow_addons")
+    inner = tf.keras.optimizers.legacy.SGD(0.25)
+    assert float(keras2._learning_rate(getattr(tfa.optimizers, name)(inner))) == 0.25
 
 
 def test_strategy_is_what_keras_looks_for(strategy):

@@ -135,8 +135,9 @@ def _how_to_go_on(failure: str, restarts: int) -> str:
     tried = f" after {restarts} restart{'s' if restarts > 1 else ''}" if restarts else ""
     by_itself = "" if restarts else ", or let --restarts N do that"
     return (
-        f"{failure}{tried}. To go on, run the same command again{by_itself}: with "
-        f"tf_gradcomp.callbacks.BackupAndRestore, training goes on from the last backup"
+        f"{failure}{tried}. Mend what its log complains of, if anything, and run the same command "
+        f"again{by_itself}: with tf_gradcomp.callbacks.BackupAndRestore, training goes on from the "
+        f"last backup"
     )
 
 

@@ -116,6 +116,7 @@ class CompressedCollectiveAllReduce(compat.CollectiveAllReduce):
                 f"{len(gradients)} gradients are reduced for {len(variables)} variables; "
                 "replicas must reduce the gradients of the same variables together"
             )
+        gradients = list(gradients)
         results: list[Any] = [None] * len(gradients)
         planned: dict[int, VariableInfo] = {}
         others = []
@@ -123,7 +124,15 @@ class CompressedCollectiveAllReduce(compat.CollectiveAllReduce):
             info = _variable_info(gradient, variable)
             if info is not None:
                 planned[index] = info
+                if not isinstance(gradient, tf.IndexedSlices):
+                    gradients[index] = tf.ensure_shape(gradient, info.shape)
                 continue
+            policy = self.reducer.policy
+            if policy.momentum or policy.clip_norm is not None:
+                raise ValueError(
+                    f"the gradient of {variable.name} has no static shape, nor has the variable: "
+                    f"it cannot have the momentum or clipping of the compression, {policy}"
+                )
             logging.info("Gradient of %s has no static shape: sent as it is", variable.name)
             if isinstance(gradient, tf.IndexedSlices):
                 results[index] = self._worker_launcher.all_reduce_indexed_slices(gradient)
@@ -176,7 +185,7 @@ def _variable_info(
     """Returns what is known of the variable, ``None`` if its shape is not."""
     is_sparse = isinstance(gradient, tf.IndexedSlices)
     shape = gradient.shape
-    if is_sparse and not shape.is_fully_defined():
+    if not shape.is_fully_defined():
         shape = getattr(variable.owner(), "shape", shape)
     if not shape.is_fully_defined():
         return None

@@ -53,6 +53,7 @@ def install(keras: ModuleType) -> None:
     optimizers = f"{package}.src.optimizers"
     _remember_optimizer(f"{optimizers}.optimizer", "Optimizer", "aggregate_gradients", package)
     legacy = f"{optimizers}.legacy.optimizer_v2"
+    compat.require(legacy, "OptimizerV2._decayed_lr", package, SUPPORTED)
     _remember_optimizer(legacy, "OptimizerV2", "_aggregate_gradients", package)
     compile_check.install(model_class)
 
@@ -78,6 +79,7 @@ def _remember_optimizer(module: str, class_name: str, method: str, package: str)
 
 def _learning_rate(optimizer: Any) -> tf.Tensor:
     """Returns the learning rate that an optimizer is about to use, a float32 scalar."""
+    optimizer = optimizer_check.innermost(optimizer)
     if hasattr(optimizer, "_decayed_lr"):  # legacy
         return tf.cast(optimizer._decayed_lr(tf.float32), tf.float32)
     rate = optimizer._learning_rate

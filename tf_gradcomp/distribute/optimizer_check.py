@@ -11,6 +11,8 @@ from tf_gradcomp.policy import Policy
 
 # As Keras and tensorflow-addons call it, SGD and the families of RMSprop and Adam.
 _MOMENTA = ("momentum", "beta_1", "beta1")
+# Optimizers that divide gradients by their size, without momentum of their own.
+_NORMALIZING = {"Adadelta", "Adafactor", "Adagrad", "Ftrl", "FTRL", "RMSprop"}
 
 
 def require_no_momentum(optimizer: Any, policy: Policy) -> None:
@@ -21,12 +23,20 @@ def require_no_momentum(optimizer: Any, policy: Policy) -> None:
       policy: how gradients are compressed.
 
     Raises:
-      ValueError: both have momentum.
+      ValueError: both have momentum, or the optimizer is none to which momentum can be added.
     """
     if not policy.momentum:
         return
+    inner = innermost(optimizer)
+    kinds = {base.__name__ for base in type(inner).__mro__} & _NORMALIZING
+    if kinds:
+        raise ValueError(
+            f"the optimizer {type(inner).__name__} divides gradients by their size, which undoes "
+            f"the momentum {policy.momentum:g} of compression. Use SGD(momentum=0), or compression "
+            f"without momentum: {policy}"
+        )
     for name in _MOMENTA:
-        factor = getattr(_innermost(optimizer), name, None)
+        factor = getattr(inner, name, None)
         if factor is None or isinstance(factor, bool):
             continue
         with tf.init_scope():
@@ -39,7 +49,7 @@ def require_no_momentum(optimizer: Any, policy: Policy) -> None:
             )
 
 
-def _innermost(optimizer: Any) -> Any:
+def innermost(optimizer: Any) -> Any:
     """Returns what an optimizer that scales losses or averages weights is wrapped around."""
     while True:
         inner = getattr(optimizer, "inner_optimizer", getattr(optimizer, "_optimizer", None))

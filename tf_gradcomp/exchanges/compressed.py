@@ -52,8 +52,8 @@ class CompressedExchange:
         self._layout = self._transform.layout(self.bucket.num_elements)
         self._collectives = collectives
         self._transport = TRANSPORTS[self.bucket.transport](collectives)
-        num_shards = self._transport.num_shards(collectives.num_workers)
-        self._shard_layout = self._layout.shard(num_shards)
+        self._num_shards = self._transport.num_shards(collectives.num_workers)
+        self._shard_layout = self._layout.shard(self._num_shards)
         is_adaptive = any(len(names) > 1 for names in self._transform.candidates)
         self._choice = (
             state.host_zeros((len(self._variables),), f"view_{number}") if is_adaptive else None
@@ -154,7 +154,13 @@ class CompressedExchange:
         lost, momentum = list(summed.residuals), []
         updates: list[state.Update] = []
         if self._momentum is not None:
-            momentum = [self._momentum.following(meant, summed.total, coder.without_sent)]
+
+            def without_sent(coefficients: tf.Tensor) -> tf.Tensor:
+                shards = cut(coefficients, self._num_shards, coder.shape)
+                unsent = [coder.without_sent(i, shard) for i, shard in enumerate(shards)]
+                return join(unsent, coefficients)
+
+            momentum = [self._momentum.following(meant, summed.total, without_sent)]
         if self._choice is not None:
             choice, lost, momentum = self._choose_views(
                 self._choice, packed, lost, momentum, draw.step
@@ -244,14 +250,9 @@ class _Coder:
             self._sent[shard] = encoded.positions
         return encoded.payload, encoded.residual
 
-    def without_sent(self, coefficients: tf.Tensor) -> tf.Tensor:
-        """Returns the bucket's coefficients with zeros for the items that this worker has sent."""
-        shards = cut(coefficients, len(self._sent), self.shape)
-        unsent = [
-            self._codec.without(part, self._sent[shard], self._layout)
-            for shard, part in enumerate(shards)
-        ]
-        return join(unsent, coefficients)
+    def without_sent(self, shard: int, coefficients: tf.Tensor) -> tf.Tensor:
+        """Returns a shard's coefficients with zeros for the items that were encoded first."""
+        return self._codec.without(coefficients, self._sent[shard], self._layout)
 
     def _drops_items(self) -> bool:
         """Whether the payload has no room for all items; if nobody knows before, it may."""

@@ -10,7 +10,7 @@ import tensorflow as tf
 from tf_gradcomp import plan as plan_lib
 from tf_gradcomp import state
 from tf_gradcomp.codecs.base import Draw
-from tf_gradcomp.exchange_state import Share
+from tf_gradcomp.exchange_state import VELOCITY, Share
 from tf_gradcomp.exchanges.base import Reduced, all_finite, pack, restore, unpack
 from tf_gradcomp.feedback.momentum import Velocities
 from tf_gradcomp.transports.base import Collectives
@@ -28,15 +28,16 @@ class UncompressedExchange:
     def __init__(self, plan: plan_lib.Plan, number: int, collectives: Collectives) -> None:
         self.bucket = plan.buckets[number]
         self._velocities: Velocities | None = None
-        if plan.momentum and tf.as_dtype(self.bucket.dtype).is_floating:
+        dtype = tf.as_dtype(self.bucket.dtype)
+        if plan.momentum and dtype.is_floating:
             shapes = [plan.variables[index].shape for index in self.bucket.indices]
-            self._velocities = Velocities(plan.momentum, shapes, collectives.device)
+            self._velocities = Velocities(plan.momentum, shapes, dtype, collectives.device)
 
     @property
     def memory(self) -> dict[str, tf.Variable]:
         """What is remembered from step to step, by name."""
         velocities = [] if self._velocities is None else self._velocities.variables
-        return state.by_name("velocity", velocities)
+        return state.by_name(VELOCITY, velocities)
 
     def restore(self, shares: Sequence[Share]) -> None:
         """Goes on from what other exchanges remembered; see ``CompressedExchange``."""

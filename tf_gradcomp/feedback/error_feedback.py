@@ -70,10 +70,17 @@ class ErrorFeedback:
         self, lost: Sequence[tf.Tensor], learning_rate: tf.Tensor | None
     ) -> list[state.Update]:
         """Returns the next state, if this step has lost that much."""
-        updates = list(zip(self.residuals, lost, strict=True))
-        if self._rate is not None and learning_rate is not None:
-            updates.append((self._rate.variable, self._rate.following(learning_rate)))
-        return updates
+        if self._rate is None or learning_rate is None:
+            return list(zip(self.residuals, lost, strict=True))
+        kept = tf.cond(
+            self._rate.updates(learning_rate),
+            lambda: list(map(tf.identity, lost)),
+            lambda: [residual.read_value() for residual in self.residuals],
+        )
+        return [
+            *zip(self.residuals, kept, strict=True),
+            (self._rate.variable, self._rate.following(learning_rate)),
+        ]
 
     def in_updates(self, residual: tf.Tensor) -> tf.Tensor:
         """Multiplies what is left over by its learning rate, if that matters."""

@@ -16,6 +16,7 @@ from typing import ClassVar, Protocol
 import tensorflow as tf
 
 from tf_gradcomp import state
+from tf_gradcomp.exchange_state import GLOBAL_MOMENTUM, MOMENTUM, VELOCITY
 
 
 class Momentum(Protocol):
@@ -47,10 +48,6 @@ class Momentum(Protocol):
         ...
 
 
-LOCAL_MOMENTUM = "momentum"
-GLOBAL_MOMENTUM = "global_momentum"
-
-
 class LocalMomentum:
     """Momentum correction with momentum factor masking: every worker has a momentum of its own.
 
@@ -61,7 +58,7 @@ class LocalMomentum:
     3.2.
     """
 
-    name: ClassVar[str] = LOCAL_MOMENTUM
+    name: ClassVar[str] = MOMENTUM
 
     def __init__(self, factor: float, shape: tuple[int, ...], device: str) -> None:
         self._factor = factor
@@ -114,15 +111,20 @@ class Velocities:
     within an optimizer that has momentum.
 
     Attributes:
-      variables: one for each gradient; float32, of its shape.
+      variables: one for each gradient, of its shape; float64 if these are, else float32.
     """
 
-    def __init__(self, factor: float, shapes: Sequence[tuple[int, ...]], device: str) -> None:
+    def __init__(
+        self, factor: float, shapes: Sequence[tuple[int, ...]], dtype: tf.DType, device: str
+    ) -> None:
         self._factor = factor
-        self.variables = [state.local_zeros(shape, device, "velocity") for shape in shapes]
+        self._dtype = tf.float64 if dtype == tf.float64 else tf.float32
+        self.variables = [
+            state.local_zeros(shape, device, VELOCITY, self._dtype) for shape in shapes
+        ]
 
     def add(self, sums: Sequence[tf.Tensor | tf.IndexedSlices]) -> list[tf.Tensor]:
-        """Returns the new velocities, float32.
+        """Returns the new velocities.
 
         Args:
           sums: float tensors, or ``tf.IndexedSlices`` without duplicates.
@@ -131,9 +133,9 @@ class Velocities:
         for total, variable in zip(sums, self.variables, strict=True):
             slowed = self._factor * variable.read_value()
             if isinstance(total, tf.IndexedSlices):
-                values = tf.cast(total.values, tf.float32)
+                values = tf.cast(total.values, self._dtype)
                 indices = total.indices[:, tf.newaxis]
                 added.append(tf.tensor_scatter_nd_add(slowed, indices, values))
             else:
-                added.append(slowed + tf.cast(total, tf.float32))
+                added.append(slowed + tf.cast(total, self._dtype))
         return added

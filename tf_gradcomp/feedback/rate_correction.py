@@ -11,26 +11,34 @@ import tensorflow as tf
 
 from tf_gradcomp import state
 
+# A rate below this share of the last one counts as zero.
+_NOTHING = 1e-6
+
 
 class RateCorrection:
     """Multiplies residuals by the last learning rate over this one.
 
-    A rate of zero updates nothing, and leaves the residual and the last rate as they are.
+    A rate of zero, or of less than a millionth of the last one, updates nothing: residual and last
+    rate stay as they are, and what was meant in such a step is worth nothing.
 
     Source: the corrected error feedback of BytePS-Compress; Zhong et al., "Compressed Communication
     for Distributed Training: Adaptive Methods and System" (arXiv 2105.07829).
 
     Attributes:
-      variable: the learning rate of the step before, 0 before the first one.
+      variable: the learning rate of the last step that updated anything, 0 before the first one.
     """
 
     def __init__(self) -> None:
         self.variable = state.host_zeros((), "learning_rate", tf.float32)
 
+    def updates(self, learning_rate: tf.Tensor) -> tf.Tensor:
+        """Returns a bool scalar: whether a step with this rate changes any weight."""
+        return learning_rate > _NOTHING * self.variable.read_value()
+
     def scale(self, learning_rate: tf.Tensor) -> tf.Tensor:
         """Returns what to multiply residuals by, a float32 scalar."""
         before = self.variable.read_value()
-        known = (before > 0) & (learning_rate > 0)
+        known = (before > 0) & self.updates(learning_rate)
         return tf.where(known, before / tf.where(known, learning_rate, 1.0), 1.0)
 
     def unit(self) -> tf.Tensor:
@@ -40,4 +48,4 @@ class RateCorrection:
 
     def following(self, learning_rate: tf.Tensor) -> tf.Tensor:
         """Returns the next state."""
-        return tf.where(learning_rate > 0, learning_rate, self.variable.read_value())
+        return tf.where(self.updates(learning_rate), learning_rate, self.variable.read_value())
