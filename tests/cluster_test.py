@@ -53,6 +53,8 @@ def config(task=WORKER, **jobs):
             for address in ("host1", "host1:", ":2222", "host1:0", "host1:65536", "host1:x", 2222)
         ),
         (config(worker=["http://host0:2222"]), "must be host:port"),
+        (config(worker=["::1:2001", "::1:2002"]), "must be host:port"),
+        (config(worker=[]), "'cluster' lists no addresses"),
     ],
 )
 def test_what_is_wrong_is_said(value, problem):

@@ -98,6 +98,8 @@ def _check_jobs(jobs: Any) -> dict[str, list[str]]:
     if not isinstance(jobs, dict):
         raise _wrong(f"'cluster' must be an object, got {jobs!r}")
     jobs = {job: tasks for job, tasks in jobs.items() if tasks != []}
+    if not jobs:
+        raise _wrong("'cluster' lists no addresses")
     for job, tasks in jobs.items():
         if job not in _JOBS:
             raise _wrong(f"the jobs of 'cluster' must be of {', '.join(_JOBS)}, got {job!r}")
@@ -119,7 +121,8 @@ def _check_jobs(jobs: Any) -> dict[str, list[str]]:
 
 def _check_address(job: str, address: Any) -> None:
     host, _, port = address.rpartition(":") if isinstance(address, str) else ("", "", "")
-    if not host or "/" in host or not port.isdecimal() or not 1 <= int(port) <= 65535:
+    is_open = ":" in host and not (host[0] == "[" and host[-1] == "]")  # IPv6 without brackets
+    if not host or is_open or "/" in host or not port.isdecimal() or not 1 <= int(port) <= 65535:
         raise _wrong(f"an address of '{job}' must be host:port, port in 1..65535, got {address!r}")
 
 

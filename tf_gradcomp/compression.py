@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,6 +15,9 @@ SCOPES = ("layer", "bucket", "model")
 AUTO_TRANSPORT = "auto"
 DEFAULT_BUCKET_BYTES = 32 * 2**20
 _LAST_EXCHANGE = 2**31 - 1
+# What float32 can tell from 0 and from 1, with room for squares and quotients.
+_SMALLEST = 1e-18
+_EPSILON = 2.0**-24
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,7 +143,7 @@ class Compression:
         """Checks what is fed back beside the residual, and what is done before."""
         for field in ("momentum", "global_momentum"):
             factor = getattr(self, field)
-            if not _is_number(factor) or not 0 <= factor < 1:
+            if not _is_number(factor) or not (factor == 0 or _SMALLEST <= factor <= 1 - _EPSILON):
                 raise ValueError(f"{field} must be in [0, 1), got {factor!r}")
             object.__setattr__(self, field, float(factor))
             if factor and has_no_momentum:
@@ -161,8 +163,11 @@ class Compression:
             raise ValueError("lr_correction corrects residuals: it needs error_feedback=true")
         if self.clip_norm is None:
             return
-        if not _is_number(self.clip_norm) or not 0 < self.clip_norm < math.inf:
-            raise ValueError(f"clip_norm must be positive or none, got {self.clip_norm!r}")
+        if not _is_number(self.clip_norm) or not _SMALLEST <= self.clip_norm <= 1 / _SMALLEST:
+            raise ValueError(
+                f"clip_norm must be none or from {_SMALLEST:g} to {1 / _SMALLEST:g}, "
+                f"got {self.clip_norm!r}"
+            )
         if self.is_dense:
             raise ValueError("clip_norm has no meaning with codec 'none': let the optimizer clip")
         object.__setattr__(self, "clip_norm", float(self.clip_norm))

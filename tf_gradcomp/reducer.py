@@ -415,8 +415,8 @@ class _Entry:
             for variable in exchange.memory.values():
                 variable.assign(tf.zeros_like(variable))
             logging.warning(
-                "Of what was saved, nothing fits the exchange by %s of %s: what it remembers, such "
-                "as residuals, begins with zeros.",
+                "Of what was saved, nothing fits the exchange by %s of %s: what it remembers, "
+                "residuals and momentum, begins with zeros.",
                 exchange.bucket.how,
                 ", ".join(name for name, _ in key[0]),
             )

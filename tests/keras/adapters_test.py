@@ -152,6 +152,41 @@ def test_a_gradient_of_unknown_shape_has_momentum_as_its_variable_has_a_shape():
         step_of(shapeless)(tf.ones(2))
 
 
+@pytest.mark.skipif(IS_KERAS3, reason="Keras 3 has no legacy optimizers")
+def test_a_legacy_optimizer_that_scales_losses_takes_the_momentum():
+    """Its hyperparameters are variables that are made in the function that is traced."""
+    strategy = tfgc.CompressedMultiWorkerMirroredStrategy("topk:momentum=0.9")
+    optimizers = tf.keras.optimizers
+    with strategy.scope():
+        variable = tf.Variable([1.0])
+        optimizer = tf.keras.mixed_precision.LossScaleOptimizer(optimizers.legacy.SGD(0.5))
+
+    @tf.function
+    def step():
+        def replica_step():
+            with tf.GradientTape() as tape:
+                loss = optimizer.get_scaled_loss(2 * variable)
+            gradients = optimizer.get_unscaled_gradients(tape.gradient(loss, [variable]))
+            optimizer.apply_gradients(zip(gradients, [variable], strict=True))
+
+        strategy.run(replica_step)
+
+    step()
+    step()
+    np.testing.assert_allclose(variable, [1 - 0.5 * (2 + 3.8)], rtol=1e-6)
+
+
+@pytest.mark.parametrize("learning_rate", [-1.0, float("nan"), [0.1, 0.2]])
+def test_a_learning_rate_that_is_none_is_refused(strategy, learning_rate):
+    def replica_step():
+        tfgc.all_reduce_gradients([(tf.constant([1.0]), variable)], learning_rate)
+
+    with strategy.scope():
+        variable = tf.Variable([1.0])
+    with pytest.raises(ValueError, match="learning_rate must be"):
+        strategy.run(replica_step)
+
+
 @pytest.mark.parametrize("name", ["MovingAverage", "SWA", "Lookahead"])
 def test_the_learning_rate_of_a_wrapped_optimizer_is_known(name):
     tfa = pytest.importorskip("tensorflow_addons")

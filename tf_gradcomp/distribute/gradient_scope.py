@@ -9,6 +9,7 @@ options, which TensorFlow hands from ``ReplicaContext.all_reduce`` down to the c
 from __future__ import annotations
 
 import collections
+import math
 import weakref
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple, TypeAlias
@@ -97,10 +98,16 @@ def all_reduce_gradients(
 
     Raises:
       RuntimeError: not in a replica context.
+      ValueError: the learning rate is no scalar, or a number that is negative or not finite.
     """
+    rate = None
     if learning_rate is not None:
-        learning_rate = tf.cast(learning_rate, tf.float32)
-    return reduce_pairs(list(grads_and_vars), {}, learning_rate)
+        if isinstance(learning_rate, int | float) and not 0 <= learning_rate < math.inf:
+            raise ValueError(f"learning_rate must be finite and >= 0, got {learning_rate!r}")
+        rate = tf.cast(learning_rate, tf.float32)
+        if rate.shape.rank != 0:
+            raise ValueError(f"learning_rate must be a scalar, got shape {rate.shape}")
+    return reduce_pairs(list(grads_and_vars), {}, rate)
 
 
 def reduce_pairs(

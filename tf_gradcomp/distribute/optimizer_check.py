@@ -40,10 +40,11 @@ def require_no_momentum(optimizer: Any, policy: Policy) -> None:
         if factor is None or isinstance(factor, bool):
             continue
         with tf.init_scope():
-            factor = float(tf.convert_to_tensor(factor() if callable(factor) else factor))
-        if factor:
+            value = tf.convert_to_tensor(factor() if callable(factor) else factor).numpy()
+        # What is made in a function has no value yet; the function will be traced again.
+        if value.size and value:
             raise ValueError(
-                f"the optimizer {type(optimizer).__name__} has {name}={factor:.6g}, and "
+                f"the optimizer {type(optimizer).__name__} has {name}={value:.6g}, and "
                 f"compression has momentum {policy.momentum:g} in its place: both would be "
                 f"applied. Use SGD(momentum=0), or compression without momentum: {policy}"
             )
