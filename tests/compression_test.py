@@ -105,7 +105,8 @@ def test_error_feedback_is_on_for_biased_codecs_only():
         ("none:warmup=10", ["warmup", "topk", "got 'none'"]),
         ("topk:densty=0.01", ["'densty', did you mean 'density'?"]),
         ("topkk", ["did you mean 'topk'?"]),
-        ("dgc", ["unknown codec 'dgc'; known codecs"]),
+        ("dgc", ["'dgc' is a published method, no codec", "tf_gradcomp.methods.dgc()"]),
+        ("dgd", ["unknown codec 'dgd'; known codecs"]),
         (
             "fft:transport=ring",
             [

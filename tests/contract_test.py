@@ -64,6 +64,28 @@ def codec(request):
     return Compression.from_spec(request.param).build()
 
 
+@pytest.mark.parametrize(
+    "spec", [spec for spec in SPECS if Compression.from_spec(spec).build().biased]
+)
+def test_what_is_left_over_does_not_grow_by_itself(spec):
+    """Sent again and again, with nothing new: error feedback diverges with a codec that adds.
+
+    What an unbiased codec leaves is a random walk, and has no error feedback unless asked for.
+    """
+    codec = Compression.from_spec(spec).build()
+    values = np.random.default_rng(3).standard_t(3, size=3000).astype(np.float32)
+    coefficients = codec.transform.forward(tf.constant(values))
+    layout = codec.transform.layout(3000)
+    zeros = tf.zeros_like(coefficients)
+    largest = np.abs(coefficients).max()
+    residual = zeros
+    for step in range(30):
+        draw = DRAW._replace(step=tf.constant(step))
+        residual = codec.encode(coefficients, residual, layout, draw).residual
+        coefficients = zeros
+        assert np.abs(residual).max() <= largest * (1 + 1e-6)
+
+
 @pytest.mark.parametrize("size", SIZES)
 def test_payload_has_the_promised_size_and_decoding_the_promised_shape(codec, size):
     for values in samples(size).values():

@@ -69,7 +69,8 @@ class CompressionMonitor(tf.keras.callbacks.Callback):
         if not gradient_scope.is_compressed(self.model.distribute_strategy):
             logging.warning(
                 "CompressionMonitor: the model was not made inside of the scope of a "
-                "CompressedMultiWorkerMirroredStrategy; no gradients are compressed."
+                "CompressedMultiWorkerMirroredStrategy; no gradients are compressed, nor does it "
+                "exchange any unless another strategy does: each worker may be training alone."
             )
         is_first = self.model.distribute_strategy.extended.should_save_summary
         if self._log_dir is not None and is_first and self._writer is None:

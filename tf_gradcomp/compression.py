@@ -230,6 +230,7 @@ class Compression:
     @classmethod
     def _from_fields(cls, name: str, values: Mapping[str, Any]) -> Compression:
         if name != "none":
+            _refuse_methods(name)
             registry.parameters(name, {})
         own = {field.name for field in dataclasses.fields(cls)} - {"codec", "params"}
         fields = {key: value for key, value in values.items() if key in own}
@@ -273,6 +274,17 @@ class Compression:
 
     def __str__(self) -> str:
         return self.to_spec()
+
+
+def _refuse_methods(name: str) -> None:
+    """Says so if a spec names a published method."""
+    from tf_gradcomp import methods  # which imports this file
+
+    if name not in registry.names() and callable(getattr(methods, name, None)):
+        raise ValueError(
+            f"{name!r} is a published method, no codec: give what tf_gradcomp.methods.{name}() "
+            "returns in place of a spec"
+        )
 
 
 def _is_number(value: Any) -> bool:

@@ -48,7 +48,7 @@ def explanation(cluster: Cluster) -> str:
     else:
         finding = (
             "all other workers still accept connections, so one may be stopped or late, or have "
-            "ended its training; their logs may say more"
+            "had fewer batches than the others; their logs may say more"
         )
     return (
         f"tf_gradcomp: This is {cluster.own}. At this moment {finding}. To go on, start all "

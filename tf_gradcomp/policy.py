@@ -161,8 +161,9 @@ def as_compression(value: Compression | str | None) -> Compression:
         return Compression("none")
     if isinstance(value, str):
         return Compression.from_spec(value)
+    call = "; call it, to get a Compression" if callable(value) else ""
     raise ValueError(
-        f"expected a Compression, a spec such as 'fft:density=0.15' or None, got {value!r}"
+        f"expected a Compression, a spec such as 'fft:density=0.15' or None, got {value!r}{call}"
     )
 
 

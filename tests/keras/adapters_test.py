@@ -46,6 +46,17 @@ def test_jit_compile_is_refused_when_compiling(strategy):
         model.compile("sgd", "mse")
 
 
+def test_a_model_made_outside_of_the_scope_is_refused_inside_of_it(strategy):
+    model = small_model()
+    with strategy.scope(), pytest.raises(ValueError, match="made outside of strategy.scope"):
+        model.compile("sgd", "mse")
+    with strategy.scope():
+        unbuilt = tf.keras.Sequential([tf.keras.layers.Dense(3)])
+        unbuilt.compile("sgd", "mse")
+        inside = small_model()
+    inside.compile("sgd", "mse")
+
+
 def test_a_saved_model_comes_back_compiled(strategy, tmp_path):
     path = tmp_path / "model.keras"
     inputs, targets = np.ones((8, 6), np.float32), np.ones((8, 3), np.float32)

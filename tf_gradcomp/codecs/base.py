@@ -274,9 +274,10 @@ class Quantizer(abc.ABC):
     """Codes values in fewer bits.
 
     Numbers of values are static, or tensors where a sparsifier's density changes from step to step.
-    An Inf or NaN anywhere in a block must be seen by ``all_finite``, also if the codes would
-    saturate, and its values then decode to NaN. With error feedback, the error of a biased
-    quantizer must not exceed the value it codes, or residuals grow. Denormal errors count:
+    An Inf or NaN anywhere in what is coded must be seen by ``all_finite``, also if the codes would
+    saturate, and all of it then decodes to NaN; a header word with a flag is the custom. With error
+    feedback, the errors of a biased quantizer must not exceed what it codes, in some norm, or
+    residuals grow; none may be larger than the largest value coded. Denormal errors count:
     TensorFlow's own kernels may flush them to zero, so that a quantizer made of TensorFlow
     operations alone has to send values that it would leave a denormal error of as zero.
 

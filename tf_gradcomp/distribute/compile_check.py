@@ -18,6 +18,13 @@ JIT_COMPILE_MESSAGE = (
 )
 
 
+MADE_OUTSIDE_MESSAGE = (
+    "the model was made outside of strategy.scope(): its variables belong to this worker alone, "
+    "and each worker would train by itself. Build the model inside of the scope, and compile it "
+    "there or after it."
+)
+
+
 def install(model_class: Any) -> None:
     """Wraps ``model_class.compile``, where ``model_class`` is a Keras class."""
     original = model_class.compile
@@ -30,9 +37,19 @@ def install(model_class: Any) -> None:
             arguments = signature.bind(self, *args, **kwargs).arguments
             if arguments.get("jit_compile") is True:
                 raise ValueError(JIT_COMPILE_MESSAGE)
+        if gradient_scope.is_compressed(strategy) and _is_made_outside(self, strategy):
+            raise ValueError(MADE_OUTSIDE_MESSAGE)
         result = original(self, *args, **kwargs)
         if gradient_scope.is_compressed(strategy):
             optimizer_check.require_no_momentum(getattr(self, "optimizer", None), strategy.policy)
         return result
 
     model_class.compile = checked_compile
+
+
+def _is_made_outside(model: Any, strategy: Any) -> bool:
+    """Whether a model has variables, and none of them was made in the strategy's scope."""
+    variables = [gradient_scope.tensorflow_variable(v) for v in getattr(model, "weights", [])]
+    return bool(variables) and not any(
+        strategy.extended.variable_created_in_scope(variable) for variable in variables
+    )

@@ -157,10 +157,15 @@ def variable_key(variable: Any) -> str:
     return getattr(variable, "_unique_id", None) or str(id(variable))
 
 
+def tensorflow_variable(variable: Any) -> Any:
+    """Returns the ``tf.Variable`` in a Keras 3 variable, or what is one itself."""
+    is_of_keras3 = hasattr(variable, "path") and hasattr(variable, "value")
+    return variable.value if is_of_keras3 else variable
+
+
 def _all_replicas(variable: Any) -> Any:
     """Returns the object that stands for a variable in all replicas."""
-    if hasattr(variable, "path") and hasattr(variable, "value"):
-        variable = variable.value
+    variable = tensorflow_variable(variable)
     container = getattr(variable, "_distributed_container", None)
     replicas = None if container is None else container()
     return variable if replicas is None else replicas
