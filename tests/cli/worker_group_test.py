@@ -174,7 +174,7 @@ def test_failure_ends_the_others(command_line, still_running, statement, code, h
     assert f"worker 2 {how}" in report[headline]
     assert report[headline + 1 : -1] == own[-20:]
     assert f"worker 2 {how}" in report[-1]
-    assert "To go on" in report[-1]
+    assert "run the same command again" in report[-1]
 
 
 def test_failure_without_output(command_line):

@@ -76,9 +76,9 @@ def kept_shares(model, optimizer, batches, steps):
         encoded = train_step(*next(batches), residuals)
         residuals = [e.residual for e in encoded]
         if step in steps:
-            for density, (payload, _) in zip(DENSITIES, encoded, strict=True):
+            for density, each in zip(DENSITIES, encoded, strict=True):
                 # A counted positions block begins with the number of items.
-                yield step, density, int(payload[0]) / (density * bucket.num_elements)
+                yield step, density, int(each.payload[0]) / (density * bucket.num_elements)
 
 
 @pytest.mark.parametrize("example", ["vision", "language"])
