@@ -49,7 +49,8 @@ def install(model_class: Any) -> None:
 
 def _is_made_outside(model: Any, strategy: Any) -> bool:
     """Whether a model has variables, and none of them was made in the strategy's scope."""
-    variables = [gradient_scope.tensorflow_variable(v) for v in getattr(model, "weights", [])]
+    weights = model.weights if getattr(model, "built", False) else []
+    variables = [gradient_scope.tensorflow_variable(weight) for weight in weights]
     return bool(variables) and not any(
         strategy.extended.variable_created_in_scope(variable) for variable in variables
     )
