@@ -4,8 +4,9 @@
     tf-gradcomp launch -n 2 examples/language.py --compression dct --text FILE
 
 Each worker runs this program. It reads any text file; without one, the King James Bible, if
-Debian's packages bible-kjv and bible-kjv-text are installed. The embedding's gradient is sparse and
-travels row by row; those of the LSTM and of the large output layer are compressed.
+Debian's packages bible-kjv and bible-kjv-text are installed. The gradients of the LSTM and of the
+large output layer are compressed, and so is that of the embedding where Keras' clipping makes it
+dense, as in Keras 3; elsewhere it travels row by row.
 """
 
 from __future__ import annotations
