@@ -163,6 +163,22 @@ def test_a_gradient_of_unknown_shape_has_momentum_as_its_variable_has_a_shape():
         step_of(shapeless)(tf.ones(2))
 
 
+def test_a_dense_layer_after_a_recurrent_one_is_exchanged_with_the_others():
+    """In Keras 3 its gradient has no static shape while the step is traced."""
+    strategy = tfgc.CompressedMultiWorkerMirroredStrategy("topk:momentum=0.9")
+    layers = tf.keras.layers
+    with strategy.scope():
+        model = tf.keras.Sequential(
+            [layers.Input((5, 3)), layers.LSTM(4, return_sequences=True), layers.Dense(7)]
+        )
+        model.compile(tf.keras.optimizers.SGD(0.1), "mse")
+    model.fit(np.ones((8, 5, 3)), np.ones((8, 5, 7)), verbose=0)
+    (plan,) = strategy.plans
+    assert sorted(variable.shape for variable in plan.variables) == sorted(
+        tuple(variable.shape) for variable in model.trainable_variables
+    )
+
+
 @pytest.mark.skipif(IS_KERAS3, reason="Keras 3 has no legacy optimizers")
 def test_a_legacy_optimizer_that_scales_losses_takes_the_momentum():
     """Its hyperparameters are variables that are made in the function that is traced."""

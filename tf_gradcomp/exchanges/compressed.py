@@ -205,7 +205,7 @@ class CompressedExchange:
 
         new = tf.cond(view_choice.is_due(step), compare, lambda: tf.identity(old))
         if not residuals:
-            return new, [], []
+            return new, residuals, momentum
 
         def seen(coefficients: tf.Tensor) -> tf.Tensor:
             elements = self._transform.at(old).inverse(coefficients, self.bucket.num_elements)

@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
 
 import cluster
 import numpy as np
@@ -332,17 +333,23 @@ def shared_source() -> None:
     cluster.report(errors=errors)
 
 
-def stall(seconds: str) -> None:
-    """Worker 1 sleeps before an exchange, longer than the timeout of two seconds."""
-    options = tf.distribute.experimental.CommunicationOptions(timeout_seconds=2)
+def _exchange_with_timeout(seconds: float) -> tuple[Strategy, Callable[[], tf.Tensor]]:
+    """Returns a strategy, and a step that exchanges the gradient of one kernel."""
+    options = tf.distribute.experimental.CommunicationOptions(timeout_seconds=seconds)
     strategy = Strategy("fft", communication_options=options)
     with strategy.scope():
         kernel = tf.Variable(tf.zeros((70, 80)), name="kernel")
 
     @tf.function
-    def step():
+    def step() -> tf.Tensor:
         return strategy.run(lambda: tfgc.all_reduce_gradients([(tf.ones((70, 80)), kernel)])[0][0])
 
+    return strategy, step
+
+
+def stall(seconds: str) -> None:
+    """Worker 1 sleeps before an exchange, longer than the timeout of two seconds."""
+    strategy, step = _exchange_with_timeout(2)
     step()
     if strategy.extended.reducer.collectives.worker_index == 1:
         time.sleep(float(seconds))
@@ -370,15 +377,7 @@ def tensorboard(folder: str) -> None:
 
 def killed(victim: str) -> None:
     """A worker kills itself between two exchanges, which may take the others five seconds."""
-    options = tf.distribute.experimental.CommunicationOptions(timeout_seconds=5)
-    strategy = Strategy("fft", communication_options=options)
-    with strategy.scope():
-        kernel = tf.Variable(tf.zeros((70, 80)), name="kernel")
-
-    @tf.function
-    def step():
-        return strategy.run(lambda: tfgc.all_reduce_gradients([(tf.ones((70, 80)), kernel)])[0][0])
-
+    strategy, step = _exchange_with_timeout(5)
     step()
     if strategy.extended.reducer.collectives.worker_index == int(victim):
         os.kill(os.getpid(), signal.SIGKILL)
