@@ -170,13 +170,20 @@ def test_a_schedule_is_part_of_a_compression():
     assert Compression("natural").density_schedule is None
 
 
-def test_the_density_of_top_k_and_random_k_can_change():
-    """Not that of methods with room for more than they aim at, nor what no density describes."""
-    adjustable = ["block_randomk", "block_topk", "dct", "fft", "randomk", "topk"]
-    assert registry.adjustable() == adjustable
+@pytest.mark.parametrize(
+    ("field", "adjustable"),
+    [
+        # Not of methods with room for more than they aim at.
+        ("density", ["block_randomk", "block_topk", "dct", "fft", "randomk", "topk"]),
+        ("bits", ["dct", "fft", "range_float", "uniform"]),  # not eighths, as entropy's
+    ],
+)
+def test_some_densities_and_bits_can_change(field, adjustable):
+    assert registry.adjustable(field) == adjustable
     for name in registry.names():
         codec = registry.build(name, {})
-        assert (isinstance(codec, base.Codec) and codec.adjustable) == (name in adjustable)
+        can_change = codec.adjustable if isinstance(codec, base.Codec) else ()
+        assert (field in can_change) == (name in adjustable)
 
 
 def test_from_dict_names_unknown_fields():

@@ -45,6 +45,29 @@ SPECS = [
     "float8_e4m3:block=65536",
     "entropy:bits=3",
 ]
+# What can change from step to step: its type, and some values.
+CHANGES = {"density": (tf.float64, (0.25, 1.0)), "bits": (tf.int32, (8, -1, 7, 99))}
+
+
+def changed(compression, field, value):
+    """Returns the codec with another value of a parameter."""
+    params = {**dict(compression.params), field: value}
+    return Compression(compression.codec, tuple(params.items())).build()
+
+
+def nearest_possible(compression, field, value):
+    """Returns the bits nearest to some that a codec can have; densities are as they are."""
+    if field == "density":
+        return value
+
+    def is_possible(bits):
+        try:
+            changed(compression, field, bits)
+        except ValueError:
+            return False
+        return True
+
+    return min(filter(is_possible, range(33)), key=lambda bits: abs(bits - value))
 
 
 def samples(size):
@@ -127,14 +150,16 @@ def test_a_residual_is_added_to_what_is_encoded(codec, size):
 
 
 @pytest.mark.parametrize("size", [1, 4097])
+@pytest.mark.parametrize("field", CHANGES)
 @pytest.mark.parametrize("spec", SPECS)
-def test_a_density_that_only_the_graph_knows_gives_the_same_bits(spec, size):
+def test_what_only_the_graph_knows_gives_the_same_bits(spec, field, size):
     compression = Compression.from_spec(spec)
     codec = compression.build()
     layout = codec.transform.layout(size)
-    if not codec.adjustable:
-        with pytest.raises(NotImplementedError, match="density"):
-            codec.at(tf.constant(0.1, tf.float64))
+    dtype, values = CHANGES[field]
+    if field not in codec.adjustable:
+        with pytest.raises(NotImplementedError, match=field):
+            codec.at(**{field: tf.constant(values[0], dtype)})
         return
     rng = np.random.default_rng(size)
     coefficients, residual = (rng.standard_t(3, layout.shape).astype(np.float32) for _ in range(2))
@@ -148,13 +173,13 @@ def test_a_density_that_only_the_graph_knows_gives_the_same_bits(spec, size):
         return encoded.payload, encoded.residual, repaid.payload, total, finite, rest
 
     @tf.function(autograph=False)
-    def at(density):
-        return there_and_back(codec.at(density))
+    def at(value):
+        return there_and_back(codec.at(**{field: value}))
 
-    for density in (0.25, dict(compression.params)["density"], 1.0):
-        params = {**dict(compression.params), "density": density}
-        expected = there_and_back(Compression(compression.codec, tuple(params.items())).build())
-        actual = at(tf.constant(density, tf.float64))
+    for value in (*values, dict(compression.params)[field], values[0]):
+        possible = nearest_possible(compression, field, value)
+        expected = there_and_back(changed(compression, field, possible))
+        actual = at(tf.constant(value, dtype))
         for mine, theirs in zip(actual, expected, strict=True):
             np.testing.assert_array_equal(mine, theirs, strict=True)
     assert at.experimental_get_tracing_count() == 1

@@ -128,10 +128,10 @@ class Compression:
                 raise ValueError(
                     f"{field} must be an integer from 0 to {_LAST_EXCHANGE}, got {value!r}"
                 )
-            if value and self.codec not in registry.adjustable():
+            if value and self.codec not in registry.adjustable("density"):
                 raise ValueError(
                     f"{field} changes a density, so codec must be one of "
-                    f"{', '.join(registry.adjustable())}, got {self.codec!r}"
+                    f"{', '.join(registry.adjustable('density'))}, got {self.codec!r}"
                 )
         if self.warmup and dict(self.params)["density"] >= schedules.FIRST_DENSITY:
             raise ValueError(

@@ -78,7 +78,7 @@ def test_a_thousand_changes_trace_no_function_again():
 
 
 def test_a_static_density_leaves_shapes_static():
-    for name in registry.adjustable():
+    for name in registry.adjustable("density"):
         codec = Compression(name).build()
         layout = codec.transform.layout(5000)
         draw = base.Draw(0, 0, tf.constant(1))

@@ -285,10 +285,23 @@ class Quantizer(abc.ABC):
       lossless: whether decoding gives back the same bits.
       addable: type of the numbers that a block holds, if it holds one for each value, with no scale
         or the like beside it: sums of such numbers are numbers for sums. ``None`` otherwise.
+      adjustable: whether its bits can change from step to step; see ``at``.
     """
 
     lossless: ClassVar[bool] = False
     addable: ClassVar[tf.DType | None] = None
+    adjustable: ClassVar[bool] = False
+
+    def at(self, bits: tf.Tensor) -> Quantizer:
+        """Returns the quantizer with other bits, which are known when the graph runs.
+
+        Its blocks are those of the same bits as a number: ``num_words`` is a tensor then.
+
+        Args:
+          bits: int32 scalar, the same on all workers. Fewer or more than the quantizer can have, with
+            its other fields as they are, mean the fewest or most that it can.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no bits that can change")
 
     @property
     @abc.abstractmethod
@@ -304,7 +317,8 @@ class Quantizer(abc.ABC):
     def num_words(self, num_values: Count) -> Count:
         """Returns the number of words of the quantizer block for ``num_values`` values.
 
-        Of a tensor it is a tensor: sums, products and quotients (``//``) serve both.
+        Of a tensor it is a tensor: sums, products and quotients (``//``) serve both. An int64
+        scalar in any case where bits are a tensor.
         """
 
     @abc.abstractmethod
@@ -378,21 +392,23 @@ class Codec(abc.ABC):
 
     @property
     @abc.abstractmethod
-    def adjustable(self) -> bool:
-        """Whether its density can change from step to step; see ``at``."""
+    def adjustable(self) -> frozenset[str]:
+        """Which of ``density`` and ``bits`` can change from step to step; see ``at``."""
 
     @abc.abstractmethod
-    def at(self, density: tf.Tensor) -> Codec:
-        """Returns the codec with another density, which is known when the graph runs.
+    def at(self, density: tf.Tensor | None = None, bits: tf.Tensor | None = None) -> Codec:
+        """Returns the codec with another density or other bits, known when the graph runs.
 
-        Payloads and sums have the bits that they have with the same density as a number.
-        ``density`` returns a tensor then. ``num_words`` is for static densities only.
+        Payloads and sums have the bits that they have with the same numbers as parameters. With
+        another density ``density`` returns a tensor. ``num_words`` is for codecs without either.
 
         Args:
-          density: float64 scalar in (0, 1], the same on all workers.
+          density: float64 scalar in (0, 1], the same on all workers; ``None`` for that it has.
+          bits: int32 scalar, the same on all workers; ``None`` for those it has. What is out of
+            the quantizer's range means the nearest that is in it.
 
         Raises:
-          NotImplementedError: the codec is not ``adjustable``.
+          NotImplementedError: one that is given is not in ``adjustable``.
         """
 
     @abc.abstractmethod

@@ -43,13 +43,19 @@ class Pipeline(base.Codec):
         return self.quantizer.addable if self.sparsifier is None else None
 
     @property
-    def adjustable(self) -> bool:
-        return self.sparsifier is not None and self.sparsifier.adjustable
+    def adjustable(self) -> frozenset[str]:
+        density = {"density"} if self.sparsifier is not None and self.sparsifier.adjustable else ()
+        return frozenset(density).union({"bits"} if self.quantizer.adjustable else ())
 
-    def at(self, density: tf.Tensor) -> Pipeline:
-        if self.sparsifier is None:
-            raise NotImplementedError("a codec without a sparsifier has no density")
-        return dataclasses.replace(self, sparsifier=self.sparsifier.at(density))
+    def at(self, density: tf.Tensor | None = None, bits: tf.Tensor | None = None) -> Pipeline:
+        sparsifier, quantizer = self.sparsifier, self.quantizer
+        if density is not None:
+            if sparsifier is None:
+                raise NotImplementedError("a codec without a sparsifier has no density")
+            sparsifier = sparsifier.at(density)
+        if bits is not None:
+            quantizer = quantizer.at(bits)
+        return dataclasses.replace(self, sparsifier=sparsifier, quantizer=quantizer)
 
     def density(self, layout: base.Layout) -> float | tf.Tensor:
         return (

@@ -12,7 +12,7 @@ from typing import ClassVar
 
 import tensorflow as tf
 
-from tf_gradcomp.codecs import base
+from tf_gradcomp.codecs import base, switched
 from tf_gradcomp.ops import range_float as range_float_ops
 from tf_gradcomp.ops.counts import Count
 
@@ -40,6 +40,7 @@ class RangeFloat(base.Quantizer):
     bits: int = 10
     mantissa_bits: int | None = None
     biased: ClassVar[bool] = True
+    adjustable: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         base.check_range("range float", "bits", self.bits, MIN_BITS, MAX_BITS, low_open=False)
@@ -47,6 +48,10 @@ class RangeFloat(base.Quantizer):
             base.check_range(
                 "range float", "mantissa_bits", self.mantissa_bits, 1, self.bits - 2, low_open=False
             )
+
+    def at(self, bits: tf.Tensor) -> switched.Switched:
+        fewest = MIN_BITS if self.mantissa_bits is None else self.mantissa_bits + 2
+        return switched.by_bits(self, max(fewest, MIN_BITS), MAX_BITS, bits)
 
     @property
     def mantissa(self) -> int:

@@ -95,9 +95,19 @@ def addable() -> list[str]:
     return sorted(name for name, part in _QUANTIZERS.items() if part.addable is not None)
 
 
-def adjustable() -> list[str]:
-    """Returns the names of the codecs whose density can change from step to step, sorted."""
-    return sorted(name for name, recipe in _RECIPES.items() if recipe.sparsifier.adjustable)
+def adjustable(field: str) -> list[str]:
+    """Returns the names of the codecs of which a field can change from step to step, sorted.
+
+    Args:
+      field: ``density`` or ``bits``. Whether a sparsifier's values have bits that can change is up
+        to its parameter ``values``; here it has its own default.
+    """
+    codecs = {name: build(name, {}) for name in (*_QUANTIZERS, *_RECIPES)}
+    return sorted(
+        name
+        for name, codec in codecs.items()
+        if isinstance(codec, base.Codec) and field in codec.adjustable
+    )
 
 
 def sparsifiers() -> list[str]:

@@ -7,14 +7,17 @@ Source: the quantizer of CGX (Markov et al., Middleware 2022).
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, ClassVar
 
 import tensorflow as tf
 
-from tf_gradcomp.codecs import base
+from tf_gradcomp.codecs import base, switched
 from tf_gradcomp.codecs.block_quantizer import BlockQuantizer
 from tf_gradcomp.ops import uniform as uniform_ops
 from tf_gradcomp.ops.counts import Count
+
+MAX_BITS = 8
+MIN_BITS_TO_NEAREST = 3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,19 +39,26 @@ class Uniform(BlockQuantizer):
     block: int = 512
     stochastic: bool = False
     seed: int = 0
+    adjustable: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         base.check_seed("uniform", self.seed)
-        base.check_range("uniform", "bits", self.bits, 1, 8, low_open=False)
+        base.check_range("uniform", "bits", self.bits, 1, MAX_BITS, low_open=False)
         base.check_integer("uniform", "block", self.block)
         if not isinstance(self.stochastic, bool):
             raise ValueError(f"uniform: stochastic must be true or false, got {self.stochastic!r}")
-        if self.bits < 3 and not self.stochastic:
-            raise ValueError(f"uniform: bits must be at least 3, or stochastic, got {self.bits}")
+        if self.bits < MIN_BITS_TO_NEAREST and not self.stochastic:
+            raise ValueError(
+                f"uniform: bits must be at least {MIN_BITS_TO_NEAREST}, or stochastic, "
+                f"got {self.bits}"
+            )
         try:
             self.num_words(1)
         except ValueError as error:
             raise ValueError(f"uniform: {error}") from None
+
+    def at(self, bits: tf.Tensor) -> switched.Switched:
+        return switched.by_bits(self, 1 if self.stochastic else MIN_BITS_TO_NEAREST, MAX_BITS, bits)
 
     @property
     def biased(self) -> bool:
