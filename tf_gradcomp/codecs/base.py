@@ -298,8 +298,8 @@ class Quantizer(abc.ABC):
         Its blocks are those of the same bits as a number: ``num_words`` is a tensor then.
 
         Args:
-          bits: int32 scalar, the same on all workers. Fewer or more than the quantizer can have, with
-            its other fields as they are, mean the fewest or most that it can.
+          bits: int32 scalar, the same on all workers. Fewer or more than the quantizer can have
+            beside its other fields mean the fewest or most that it can.
         """
         raise NotImplementedError(f"{type(self).__name__} has no bits that can change")
 

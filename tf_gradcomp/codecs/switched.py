@@ -44,18 +44,14 @@ class Switched(base.Quantizer):
 
     def num_words(self, num_values: Count) -> tf.Tensor:
         with tf.device("CPU:0"):  # which is where numbers of words are needed
-            words = [
-                tf.cast(quantizer.num_words(num_values), tf.int64) for quantizer in self.quantizers
-            ]
-            return tf.stack(words)[self._index()]
+            words = [quantizer.num_words(num_values) for quantizer in self.quantizers]
+            return tf.convert_to_tensor(words, tf.int64)[self._index()]
 
     def encode(
         self, values: tf.Tensor, residual: tf.Tensor | None, with_error: bool, draw: base.Draw
     ) -> tuple[tf.Tensor, tf.Tensor | None]:
         if not with_error:
-            words = self._run(
-                lambda quantizer: quantizer.encode(values, residual, False, draw)[0]
-            )
+            words = self._run(lambda quantizer: quantizer.encode(values, residual, False, draw)[0])
             return words, None
         words, error = self._run(lambda quantizer: quantizer.encode(values, residual, True, draw))
         return words, error
@@ -71,7 +67,8 @@ class Switched(base.Quantizer):
 
     def _index(self) -> tf.Tensor:
         with tf.device("CPU:0"):  # which is where it is decided what runs
-            return tf.clip_by_value(self.bits - self.fewest_bits, 0, len(self.quantizers) - 1)
+            fewest, most = self.fewest_bits, self.fewest_bits + len(self.quantizers) - 1
+            return tf.clip_by_value(self.bits, fewest, most) - fewest
 
     def _run(self, call: Callable[[base.Quantizer], Any]) -> Any:
         """Calls a method of the quantizer that is in use."""
