@@ -82,7 +82,7 @@ def random_setting(rng):
         sizes, buckets, work, latency=int(rng.integers(0, 6)), rate=int(rng.integers(0, 4))
     )
     # Gradients may come in another order than that of the exchange.
-    ready = np.cumsum(rng.integers(0, 60, num_variables)) - rng.integers(0, 3, num_variables)
+    ready = np.cumsum(rng.integers(0, 60, num_variables)) - rng.integers(0, 40, num_variables)
     return setting, np.maximum(ready, 0).astype(np.float64)
 
 
@@ -132,7 +132,7 @@ def test_densities_are_the_highest_of_all_counts_that_are_hidden():
 
 def test_exchanges_are_over_when_the_next_bucket_is_there():
     num_hidden = num_late = 0
-    for setting, ready, max_ratio in random_settings(500, seed=2):
+    for setting, ready, max_ratio in random_settings(600, seed=2):
         densities = decided(Lags(1, max_ratio), setting, ready).densities[0]
         times = bucket_times(setting, ready)
         messages = [setting.message_seconds(b, d) for b, d in enumerate(densities)]
@@ -149,8 +149,8 @@ def test_exchanges_are_over_when_the_next_bucket_is_there():
                 more[b] = seconds_of(setting, b, kept + 1)
                 assert played(times, setting.work, more)[b] > times[b + 1]
                 num_hidden += 1
-    assert num_hidden > 200
-    assert num_late > 200
+    assert num_hidden > 100
+    assert num_late > 100
 
 
 @given(st.data())
@@ -419,9 +419,9 @@ def test_layers_are_merged_if_that_saves_more_than_it_waits(latency, wait, expec
 
 
 def test_a_layer_that_waits_for_the_network_anyway_loses_nothing_by_merging():
-    # The first is on its way until 101, the second is there at 51, the third at 91.
+    # The first is on its way until 150.
     messages = {(0,): 100, (1,): 5, (2,): 5, (0, 1): 105, (1, 2): 9}
-    groups = lags.merged([1, 51, 91], lambda _: 0, lambda indices: messages[tuple(indices)])
+    groups = lags.merged([50, 60, 140], lambda _: 0, lambda indices: messages[tuple(indices)])
     assert groups == [[0], [1, 2]]
 
 

@@ -191,8 +191,7 @@ def hidden_densities(
     allows: the largest of all ``k`` from ``n / max_ratio`` to ``n``, or the smallest if none is
     hidden. The density is ``k / n``, rounded such that ``ceil(density * n)`` is ``k``.
 
-    Source: Shi et al., ECAI 2020, where the compression ratio of a layer is the least that hides
-    its exchange, or a cap; here the cost model is the caller's.
+    Source: Shi et al., ECAI 2020, whose aim this is. The formula is a reconstruction.
 
     Args:
       hiding: seconds that hide the exchange of each bucket.
@@ -294,9 +293,7 @@ def largest_speedup(forward: float, backward: float, communication: float) -> fl
 
         (t_f + t_b + t_c) / (t_f + max(t_b, t_c)) = 1 + 1 / (t_f / min(t_b, t_c) + max(r, 1 / r))
 
-    with ``r = t_c / t_b``. It is largest if both take equally long, and below 2.
-
-    Source: Shi et al., ECAI 2020.
+    with ``r = t_c / t_b``. It is largest if both take equally long, and at most 2.
 
     Args:
       forward: seconds of the forward pass, t_f.
