@@ -155,8 +155,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "--workload", default="cnn", metavar="SPEC", help="what to train (default: %(default)s)"
     )
-    add_number("--steps", 50, "steps that are timed: of a controller, whole periods")
-    add_number("--warm-up", 10, "steps before them that are not: of a controller, two periods")
+    add_number("--steps", 50, "steps that are timed; with a controller, whole periods")
+    add_number("--warm-up", 10, "steps before them that are not; with a controller, two periods")
     add_number("--rounds", 1, "how often to go through the methods, each time in new processes")
     add_number("--threads", 1, "TensorFlow's intra-op threads, of each worker")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures to FILE")
