@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import os
 import subprocess
@@ -30,6 +31,7 @@ from tf_gradcomp.transports import TRANSPORTS
 CHECKOUT = Path(__file__).parents[2]
 FIGURES = {
     "step_ms": 50.0,
+    "mean_step_ms": 51.0,
     "compute_ms": 40.0,
     "encode_ms": 3.0,
     "decode_ms": 2.0,
@@ -63,13 +65,15 @@ def test_rates(text, rate):
         (["--workers", "65"], "--workers must be in 2..64, got 65"),
         (["--steps", "0"], "--steps must be at least 1, got 0"),
         (["--warm-up", "0"], "--warm-up must be at least 1, got 0"),
+        (["--rounds", "0"], "--rounds must be at least 1, got 0"),
         (["--threads", "0"], "--threads must be at least 1, got 0"),
-        (["--workload", "nosuch"], "unknown workload 'nosuch'; there are cnn, recommender, block"),
+        (["--workload", "nosuch"], "unknown workload 'nosuch'; there are cnn, resnet, recomm"),
         (["--workload", "cnn:batch"], "expected key=value, got 'batch'"),
         (["--workload", "cnn:size=1"], "no parameter 'size'; it has batch"),
         (["--workload", "cnn:batch=2,batch=3"], "'batch' is given twice"),
         (["--workload", "cnn:batch=x"], "batch must be a whole number, got 'x'"),
         (["--workload", "cnn:batch=0"], "batch must be in 1..65536, got 0"),
+        (["--workload", "resnet:batch=65537"], "batch must be in 1..65536, got 65537"),
         (["--workload", "recommender:users=0"], "users must be in 1..16777216, got 0"),
         (["--workload", "block-sparse:density=nan"], "density must be in (0, 1], got nan"),
         (["--workload", "block-sparse:density=0"], "density must be in (0, 1], got 0"),
@@ -136,7 +140,9 @@ def test_overlap_random_is_drawn_by_each_worker():
     assert blocks("block-sparse:elements=256000", 0) != blocks("block-sparse:elements=256000", 1)
 
 
-@pytest.mark.parametrize("spec", ["cnn:batch=4", "recommender:users=50,items=20,batch=16"])
+@pytest.mark.parametrize(
+    "spec", ["cnn:batch=4", "resnet:batch=4", "recommender:users=50,items=20,batch=16"]
+)
 def test_models_learn(spec):
     model = bench_network_models.build(workloads.parse(spec, 2), worker=1)
     assert isinstance(model, bench_network_models._Trained)
@@ -153,6 +159,26 @@ def test_the_cnn_is_the_demo_s():
     assert sizes == [288, 32, 18432, 64, 9216 * 352, 352, 3520, 10]
 
 
+def test_the_resnet_has_32_layers():
+    model = bench_network_models.ResnetModel(batch=2, worker=0)
+    layers = [tuple(v.shape) for v in model.variables if len(v.shape) > 1]
+    stages = [[(3, 3, width // 2, width), *9 * [(3, 3, width, width)]] for width in (48, 96)]
+    first = [(3, 3, 1, 24), *10 * [(3, 3, 24, 24)]]
+    assert layers == [*first, *itertools.chain(*stages), (96, 10)]
+    # A normalized batch has a scale and an offset for each filter, in place of a bias.
+    norms = [v.shape[0] for v in model.variables if len(v.shape) == 1]
+    assert norms == [*22 * [24], *20 * [48], *20 * [96], 10]
+    assert len({v.name for v in model.variables}) == len(model.variables)
+
+
+def test_every_layer_of_the_resnet_learns_on_its_own():
+    model = bench_network_models.ResnetModel(batch=2, worker=0)
+    gradients = tf.function(model.gradients, autograph=False)()
+    assert all(np.any(gradient) for gradient in gradients)
+    kernels = [v.numpy() for v in model.variables if tuple(v.shape) == (3, 3, 48, 48)]
+    assert len({kernel.tobytes() for kernel in kernels}) == 9
+
+
 def test_the_flattened_shape_of_the_cnn_is_found():
     model = bench_network_models.CnnModel(batch=2, worker=0)
     shapes = []
@@ -165,8 +191,12 @@ def test_the_flattened_shape_of_the_cnn_is_found():
     assert shapes[4] == (12, 12, 64)
 
 
-def test_workers_start_alike_and_have_their_own_data():
-    first, second = (bench_network_models.CnnModel(batch=2, worker=w) for w in range(2))
+@pytest.mark.parametrize("spec", ["cnn:batch=2", "resnet:batch=2"])
+def test_workers_start_alike_and_have_their_own_data(spec):
+    workload = workloads.parse(spec, 2)
+    first, second = (bench_network_models.build(workload, worker=w) for w in range(2))
+    assert isinstance(first, bench_network_models._Trained)
+    assert isinstance(second, bench_network_models._Trained)
     for one, other in zip(first.variables, second.variables, strict=True):
         np.testing.assert_array_equal(one.numpy(), other.numpy())
     assert float(first.loss()) != float(second.loss())
@@ -244,19 +274,49 @@ def test_adaptive_views_work_in_parts(rng):
 # --- Reports ------------------------------------------------------------------------------------
 
 
+def results_of(**rounds: list[dict[str, float]]) -> list[bench_network.Result]:
+    """Of each method, what differs from FIGURES in each round."""
+    args: Any = SimpleNamespace(methods=list(rounds), workload="cnn", workers=2, threads=1, steps=5)
+    measured = [[FIGURES | figures for figures in own] for own in rounds.values()]
+    return bench_network.results_of(args, {"1gbit": measured})
+
+
 def make_results(**wire: float) -> list[bench_network.Result]:
-    args = SimpleNamespace(workload="cnn", workers=2, threads=1, steps=5)
-    results = []
-    for method, value in wire.items():
-        workers = [FIGURES | {"wire_bytes_per_step": w} for w in (value, 3 * value)]
-        results.append(bench_network.result_of(args, "1gbit", method, workers))
-    return results
+    return results_of(**{m: [{"wire_bytes_per_step": 2 * value}] for m, value in wire.items()})
 
 
-def test_results_are_means_and_the_exchange_is_what_is_left():
+def test_figures_are_means_over_the_workers():
+    workers = [FIGURES | {"wire_bytes_per_step": value} for value in (1e4, 3e4)]
+    assert bench_network.mean_figures(workers) == FIGURES | {"wire_bytes_per_step": 2e4}
+
+
+def test_the_exchange_is_what_is_left():
     (result,) = make_results(dct=1e4)
-    assert result.wire_bytes_per_step == 2e4
     assert result.exchange_ms == 50 - 40 - 3 - 2
+
+
+def test_results_are_medians_over_the_rounds_and_ratios_are_of_each_round():
+    topk, lags = results_of(
+        topk=[{"step_ms": value} for value in (50.0, 100.0, 80.0)],
+        lags=[{"step_ms": value, "compute_ms": value / 2} for value in (40.0, 90.0, 20.0)],
+    )
+    assert (topk.rounds, lags.rounds) == (3, 3)
+    assert (topk.step_ms, lags.step_ms, lags.compute_ms) == (80, 40, 20)
+    assert lags.exchange_ms == 40 - 20 - 3 - 2
+    assert topk.step_over_compute == [50 / 40, 100 / 40, 80 / 40]
+    assert lags.step_over_compute == [2, 2, 2]
+    assert topk.step_over_first == [1, 1, 1]
+    assert lags.step_over_first == [40 / 50, 90 / 100, 20 / 80]
+    heading, _, _, row = bench_network.summary([topk, lags]).splitlines()
+    assert heading.endswith(", 5 steps in each of 3 rounds")
+    assert row.split()[:4] == ["lags", "40.0", "2.00", "0.80"]
+
+
+def test_what_a_round_that_ended_early_has_shown_is_told():
+    half = {"step_ms": 25.0}
+    topk, lags = results_of(topk=[{}, {}], lags=[half], late=[])
+    assert (topk.rounds, lags.method, lags.rounds) == (2, "lags", 1)
+    assert lags.step_over_first == [0.5]
 
 
 def test_table():
@@ -265,18 +325,15 @@ def test_table():
     header, names, *rows = bench_network.summary([dense, dct]).splitlines()
     assert header == "cnn, 2 workers, rate 1gbit, 1 intra-op threads each, 5 steps"
     assert names.startswith("method  step ms  x compute")
-    dense_row = "dense 50.0 1.25 40.0 3.0 5.0 2.0 - 2000.0 1.0 15.0"
-    assert [row.split() for row in rows] == [
-        dense_row.split(),
-        ["dct", "50.0", "1.25", "40.0", "3.0", "5.0", "2.0", "6.5", "20.0", "100.0", "15.0"],
-    ]
+    dense_row = "dense 50.0 1.25 1.00 40.0 3.0 5.0 2.0 - 2000.0 1.0 15.0"
+    dct_row = "dct 50.0 1.25 1.00 40.0 3.0 5.0 2.0 6.5 20.0 100.0 15.0"
+    assert [" ".join(row.split()) for row in rows] == [dense_row, dct_row]
 
 
 def test_table_without_dense_or_computing():
-    (result,) = make_results(dct=1e4)
-    text = bench_network.summary([dataclasses.replace(result, compute_ms=0.0)])
-    cells = text.splitlines()[2].split()
-    assert (cells[2], cells[9]) == ("-", "-")
+    (result,) = results_of(dct=[{"compute_ms": 0.0}])
+    cells = bench_network.summary([result]).splitlines()[2].split()
+    assert (cells[2], cells[10]) == ("-", "-")
 
 
 # --- A run, with workers that only look like some -----------------------------------------------
@@ -329,6 +386,26 @@ def test_a_run_reports_what_the_workers_print(tmp_path):
         assert result["compute_ms"] == FIGURES["compute_ms"]
     assert "of no interest" not in out + err
     assert "topk" in out
+
+
+def test_methods_take_turns_and_reach_the_workers_as_they_are(tmp_path):
+    lags = "topk:density=0.01,scope=bucket,bucket_bytes=32768,controller=lags(period=20,ratio=9)"
+    worker = (
+        "import json, os, sys\n"
+        "if json.loads(os.environ['TF_CONFIG'])['task']['index'] == 0:\n"
+        f"    open({str(tmp_path / 'seen')!r}, 'a').write(' '.join(sys.argv[1:5]) + '\\n')\n"
+        f"print('RESULT ' + json.dumps({FIGURES!r}))"
+    )
+    options = ["--rate", "none", "--rounds", "2", "--methods", "topk", lags, "--workload", "resnet"]
+    process = bench(worker, *options, "--json", str(tmp_path / "figures.json"))
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    seen = (tmp_path / "seen").read_text(encoding="utf-8").splitlines()
+    assert seen == 2 * [f"--method {name} --workload resnet" for name in ("topk", lags)]
+    assert f"resnet, rate none: {lags} (4 of 4)" in err
+    assert lags in out
+    results = json.loads((tmp_path / "figures.json").read_text(encoding="utf-8"))
+    assert [(result["method"], result["rounds"]) for result in results] == [("topk", 2), (lags, 2)]
 
 
 def test_a_worker_s_failure_is_the_run_s():

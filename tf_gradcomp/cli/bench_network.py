@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import itertools
 import json
 import os
 import re
@@ -19,6 +20,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import TypeAlias
 
 from tf_gradcomp.cli import bench_network_worker as worker
 from tf_gradcomp.cli import bench_network_workloads as workloads
@@ -27,6 +29,8 @@ from tf_gradcomp.cli.bench_output import check_json_path, table, write_json
 from tf_gradcomp.cli.launch import free_addresses, tf_config
 from tf_gradcomp.cli.refusal import REFUSED, Refusal
 from tf_gradcomp.cli.worker_group import WorkerGroup
+
+Figures: TypeAlias = Mapping[str, float]  # what a worker prints, by the names of Result's fields
 
 _DEFAULT_METHODS = (worker.DENSE, "float16", "natural", "fft", "dct", "powersgd")
 _LOOPBACK = "none"  # in place of a rate
@@ -51,11 +55,13 @@ are sparse, "stock" gathers all rows as they are, and all others add up those of
   wire      bytes that a worker sent in a step, counted at its network interface, headers included
 
 Step, compute, encode and decode are measured in turns, ten times each, in the same processes;
-figures are medians over the steps, and means over the workers. Where work and messages alternate
-(low-rank methods, transports other than all_gather, and rows of sparse gradients, all workers'
-taken for the same), all work counts as encoding; with "stock" it is in the exchange. On CPU.
+times are medians over the steps, and means over the workers; bytes are those of all timed steps.
+Methods run one after the other. With --rounds they take turns, and figures are medians over the
+rounds. Where work and messages alternate (low-rank methods, transports other than all_gather, and
+rows of sparse gradients, all workers' taken for the same), all work counts as encoding; with
+"stock" it is in the exchange. On CPU.
 
-workloads: cnn[:batch=N], recommender[:users=N,items=N,columns=N,batch=N],
+workloads: cnn[:batch=N], resnet[:batch=N], recommender[:users=N,items=N,columns=N,batch=N],
 block-sparse[:density=D,elements=N,overlap=random|full|none]
 
 Networks of limited rate need root. Rate "none" takes the loopback interface, which all workers
@@ -75,15 +81,20 @@ class Result:
       workers: number of workers.
       rate: as given: bits a second that a worker can send or receive, or "none".
       threads: TensorFlow's intra-op threads, of each worker.
-      steps: steps that were timed.
+      steps: steps that were timed, in each round.
+      rounds: how often that was done. Other figures are medians over the rounds.
       step_ms: time of a training step, milliseconds.
+      mean_step_ms: mean of what step_ms is the median of, for methods whose steps differ.
+      step_over_compute: of each round, step_ms over compute_ms; empty if nothing is computed.
+      step_over_first: of each round, step_ms over that of the first method.
       compute_ms: time of a step without an exchange; 0 if the workload computes nothing.
       encode_ms: time from gradients to payloads; 0 for "stock", as is decode_ms.
       exchange_ms: step_ms - compute_ms - encode_ms - decode_ms.
       decode_ms: time from payloads to sums.
-      wire_bytes_per_step: bytes a worker sent in a step, counted at its interface.
+      wire_bytes_per_step: bytes a worker sent in a step, counted at its interface: the mean over
+        the steps, whatever their densities.
       payload_bytes: what a worker contributes to the exchange of a step, as planned, without
-        sparse gradients; dense_bytes for "stock".
+        sparse gradients, and with the codec's own density; dense_bytes for "stock".
       dense_bytes: bytes of the same gradients as they are.
       estimate_ms: what the plan estimates that the exchange of compressed buckets takes, work and
         messages; 0 if there are none.
@@ -96,7 +107,11 @@ class Result:
     rate: str
     threads: int
     steps: int
+    rounds: int
     step_ms: float
+    mean_step_ms: float
+    step_over_compute: list[float]
+    step_over_first: list[float]
     compute_ms: float
     encode_ms: float
     exchange_ms: float
@@ -134,13 +149,15 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         nargs="+",
         default=list(_DEFAULT_METHODS),
         metavar="METHOD",
-        help=f"what to compare (default: {' '.join(_DEFAULT_METHODS)})",
+        help="what to compare, specs with parentheses in quotation marks "
+        f"(default: {' '.join(_DEFAULT_METHODS)})",
     )
     parser.add_argument(
         "--workload", default="cnn", metavar="SPEC", help="what to train (default: %(default)s)"
     )
-    add_number("--steps", 50, "steps that are timed")
-    add_number("--warm-up", 10, "steps before them that are not")
+    add_number("--steps", 50, "steps that are timed; with a controller, whole periods")
+    add_number("--warm-up", 10, "steps before them that are not; with a controller, two periods")
+    add_number("--rounds", 1, "how often to go through the methods, each time in new processes")
     add_number("--threads", 1, "TensorFlow's intra-op threads, of each worker")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures to FILE")
 
@@ -157,12 +174,13 @@ def run(args: argparse.Namespace) -> int:
         rates = {text: parse_rate(text) for text in args.rate}
         _check_options(args)
         _check_methods(args.methods)
-        results: list[Result] = []
+        measured: dict[str, list[list[Figures]]] = {}
         try:
             for text, rate in rates.items():
-                _measure_all(args, text, rate, results)
+                measured[text] = [[] for _ in args.methods]
+                _measure_all(args, text, rate, measured[text])
         finally:  # a method that fails does not cost what others have shown
-            _report(results, args.json)
+            _report(results_of(args, measured), args.json)
     except Refusal as refusal:
         return _fail(str(refusal), REFUSED)
     except _Failure as failure:
@@ -219,7 +237,7 @@ def _fail(message: str, code: int) -> int:
 def _check_options(args: argparse.Namespace) -> None:
     if not 2 <= args.workers <= _MAX_WORKERS:
         raise Refusal(f"--workers must be in 2..{_MAX_WORKERS}, got {args.workers}")
-    for name in ("steps", "warm_up", "threads"):
+    for name in ("steps", "warm_up", "rounds", "threads"):
         value = getattr(args, name)
         if value < 1:
             raise Refusal(f"--{name.replace('_', '-')} must be at least 1, got {value}")
@@ -267,28 +285,33 @@ def _network(
 
 
 def _measure_all(
-    args: argparse.Namespace, rate: str, bits_per_second: float | None, results: list[Result]
+    args: argparse.Namespace,
+    rate: str,
+    bits_per_second: float | None,
+    measured: Sequence[list[Figures]],
 ) -> None:
-    """Adds every method's result as soon as it is there."""
-    for number, method in enumerate(args.methods, 1):
-        _say(f"{args.workload}, rate {rate}: {method} ({number} of {len(args.methods)})")
+    """Adds the figures of every method and round as soon as they are there."""
+    turns = list(itertools.product(range(args.rounds), range(len(args.methods))))
+    for turn, (_, number) in enumerate(turns, 1):
+        method = args.methods[number]
+        _say(f"{args.workload}, rate {rate}: {method} ({turn} of {len(turns)})")
         command = [*_WORKER, "--method", method, "--workload", args.workload]
         command += ["--warm-up", str(args.warm_up), "--steps", str(args.steps)]
         with _network(args.workers, bits_per_second) as (addresses, prefix, environments):
             common = _environment() | {"TF_NUM_INTRAOP_THREADS": str(args.threads)}
-            figures = _run_workers(
+            workers = _run_workers(
                 [*prefix, *command],
                 [
                     common | own | {"TF_CONFIG": tf_config(addresses, index)}
                     for index, own in enumerate(environments)
                 ],
             )
-        results.append(result_of(args, rate, method, figures))
+        measured[number].append(mean_figures(workers))
 
 
 def _run_workers(
     command: Sequence[str], environments: Sequence[Mapping[str, str]]
-) -> list[dict[str, float]]:
+) -> list[Figures]:
     """Returns what each worker has measured."""
     with tempfile.TemporaryFile() as output:
         group = WorkerGroup(command, environments, _GRACE_SECONDS, output.fileno(), say=_say)
@@ -303,12 +326,32 @@ def _run_workers(
     return [json.loads(line) for line in _RESULT.findall(text)]
 
 
-def result_of(
-    args: argparse.Namespace, rate: str, method: str, workers: Sequence[Mapping[str, float]]
+def mean_figures(workers: Sequence[Figures]) -> Figures:
+    """Returns the means over the workers."""
+    return {name: statistics.fmean(w[name] for w in workers) for name in workers[0]}
+
+
+def results_of(
+    args: argparse.Namespace, measured: Mapping[str, Sequence[Sequence[Figures]]]
+) -> list[Result]:
+    """Makes results of the figures of each rate's methods, in every round that came to its end."""
+    return [
+        _result_of(args, rate, method, rounds, figures[0])
+        for rate, figures in measured.items()
+        for method, rounds in zip(args.methods, figures, strict=True)
+        if rounds
+    ]
+
+
+def _result_of(
+    args: argparse.Namespace,
+    rate: str,
+    method: str,
+    rounds: Sequence[Figures],
+    first: Sequence[Figures],
 ) -> Result:
-    """Makes a method's result of the figures of all workers: their means."""
-    means = {name: statistics.fmean(w[name] for w in workers) for name in workers[0]}
-    local = means["compute_ms"] + means["encode_ms"] + means["decode_ms"]
+    medians = {name: statistics.median(r[name] for r in rounds) for name in rounds[0]}
+    local = medians["compute_ms"] + medians["encode_ms"] + medians["decode_ms"]
     return Result(
         method=method,
         workload=args.workload,
@@ -316,13 +359,20 @@ def result_of(
         rate=rate,
         threads=args.threads,
         steps=args.steps,
-        exchange_ms=means["step_ms"] - local,
-        **means,
+        rounds=len(rounds),
+        step_over_compute=[r["step_ms"] / r["compute_ms"] for r in rounds if r["compute_ms"]],
+        # A round that has ended early has the first methods only.
+        step_over_first=[
+            own["step_ms"] / other["step_ms"] for own, other in zip(rounds, first, strict=False)
+        ],
+        exchange_ms=medians["step_ms"] - local,
+        **medians,
     )
 
 
 _LEGEND = """\
-x compute: step over compute, that of the same run. exchange: step - compute - encode - decode.
+x compute: step over compute, that of the same run. x first: step over the first method's, that of
+the same round. exchange: step - compute - encode - decode.
 estimate: what the plan expects encode, exchange and decode of compressed buckets to take.
 wire: bytes a worker sent in a step, headers included; x dense: how often they go into dense's.
 payload: what a worker contributes, as planned, without passing on; block_sparse: an estimate."""
@@ -332,7 +382,7 @@ def summary(results: Sequence[Result]) -> str:
     """Returns a table of the results at one rate."""
     first = results[0]
     dense = [result.wire_bytes_per_step for result in results if result.method == worker.DENSE]
-    header = "method|step ms|x compute|compute|encode|exchange|decode|estimate"
+    header = "method|step ms|x compute|x first|compute|encode|exchange|decode|estimate"
     rows = [f"{header}|wire kB|x dense|payload kB".split("|")]
     for result in results:
         wire = result.wire_bytes_per_step
@@ -340,7 +390,8 @@ def summary(results: Sequence[Result]) -> str:
             [
                 result.method,
                 f"{result.step_ms:.1f}",
-                f"{result.step_ms / result.compute_ms:.2f}" if result.compute_ms else "-",
+                _median(result.step_over_compute),
+                _median(result.step_over_first),
                 f"{result.compute_ms:.1f}",
                 f"{result.encode_ms:.1f}",
                 f"{result.exchange_ms:.1f}",
@@ -351,7 +402,12 @@ def summary(results: Sequence[Result]) -> str:
                 f"{result.payload_bytes / 1e3:.1f}",
             ]
         )
+    rounds = f" in each of {first.rounds} rounds" if first.rounds > 1 else ""
     return (
         f"{first.workload}, {first.workers} workers, rate {first.rate}, {first.threads} "
-        f"intra-op threads each, {first.steps} steps\n{table(rows)}"
+        f"intra-op threads each, {first.steps} steps{rounds}\n{table(rows)}"
     )
+
+
+def _median(ratios: Sequence[float]) -> str:
+    return f"{statistics.median(ratios):.2f}" if ratios else "-"

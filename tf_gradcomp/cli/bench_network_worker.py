@@ -105,7 +105,7 @@ def _measure(spec: str, method: str, warm_up: int, steps: int) -> dict[str, floa
     if model.computes:
         actions = {"compute_ms": lambda _: compute()} | actions
     times: dict[str, list[float]] = {name: [] for name in actions}
-    sent = []
+    sent: list[float] = []  # bytes, in each block of steps
     counter = WireCounter()
 
     def run_block(length: int) -> None:
@@ -120,7 +120,7 @@ def _measure(spec: str, method: str, warm_up: int, steps: int) -> dict[str, floa
                 times[name].append(1e3 * (time.perf_counter() - start))
             meet()  # what this worker sent has then arrived
             if name == "step_ms":
-                sent.append((counter.bytes_sent() or 0.0) / length)
+                sent.append(counter.bytes_sent() or 0.0)
 
     run_block(warm_up)
     for values in [*times.values(), sent]:
@@ -133,7 +133,8 @@ def _measure(spec: str, method: str, warm_up: int, steps: int) -> dict[str, floa
         "encode_ms": 0.0,
         "decode_ms": 0.0,
         **medians,
-        "wire_bytes_per_step": statistics.median(sent),
+        "mean_step_ms": statistics.fmean(times["step_ms"]),
+        "wire_bytes_per_step": sum(sent) / steps,  # densities may differ from step to step
         "payload_bytes": payload_bytes,
         "dense_bytes": dense_bytes,
         "estimate_ms": 1e3 * sum(own.total for own, *_ in estimates),

@@ -35,6 +35,21 @@ class Cnn:
 
 
 @dataclasses.dataclass(frozen=True)
+class Resnet:
+    """A ResNet of 32 layers and 1.04 million parameters, on images like those of `cnn`.
+
+    Attributes:
+      batch: images a worker and step.
+    """
+
+    name: ClassVar[str] = "resnet"
+    batch: int = 64
+
+    def check(self, num_workers: int) -> None:
+        _require(self, "batch", 1, 1 << 16)
+
+
+@dataclasses.dataclass(frozen=True)
 class Recommender:
     """Two embeddings and a small network on top; ids follow a power law, as real ones do.
 
@@ -110,10 +125,10 @@ class BlockSparse:
         return gradient
 
 
-Workload: TypeAlias = Cnn | Recommender | BlockSparse
+Workload: TypeAlias = Cnn | Resnet | Recommender | BlockSparse
 
-_WORKLOADS: dict[str, type[Cnn] | type[Recommender] | type[BlockSparse]] = {
-    kind.name: kind for kind in (Cnn, Recommender, BlockSparse)
+_WORKLOADS: dict[str, type[Cnn] | type[Resnet] | type[Recommender] | type[BlockSparse]] = {
+    kind.name: kind for kind in (Cnn, Resnet, Recommender, BlockSparse)
 }
 
 
