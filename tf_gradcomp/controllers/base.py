@@ -72,14 +72,17 @@ class Controller(abc.ABC):
     """Chooses densities from what was measured.
 
     Attributes:
-      statistics: what is to be measured, of ``READY`` and ``CHANGE``.
       withholds: whether it may send nothing of a bucket.
       period: exchanges between two decisions.
     """
 
-    statistics: ClassVar[tuple[str, ...]]
     withholds: ClassVar[bool] = False
     period: int
+
+    @property
+    @abc.abstractmethod
+    def statistics(self) -> tuple[str, ...]:
+        """What is to be measured, of ``READY`` and ``CHANGE``."""
 
     @abc.abstractmethod
     def start(self, setting: Setting) -> Decision:
