@@ -152,6 +152,15 @@ def test_the_front_moves_past_layers_that_settle_and_back_when_one_wakes_up():
     assert (often[2, 3:] >= fair - 2).all()
 
 
+def test_what_a_small_window_leaves_of_the_budget_is_not_made_up_for():
+    speeds = np.ones((6, 10))
+    speeds[:3, :9] = 1e-5  # a window of one layer out of ten, for two periods
+    rows = run(LayerWindow(period=100, budget=0.5, patience=40), [100] * 10, speeds)
+    one_by_one, all_again = rows[100:300], rows[400:]
+    assert one_by_one.sum(axis=1).mean() < 2
+    assert all_again.sum(axis=1).max() == 5
+
+
 def test_only_a_layer_s_change_relative_to_the_others_counts():
     """When the learning rate falls, all layers change less."""
     random = np.random.default_rng(3)
