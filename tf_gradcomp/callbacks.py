@@ -23,6 +23,10 @@ class CompressionMonitor(tf.keras.callbacks.Callback):
 
     Worker 0 writes the figures to TensorBoard. Give it to ``model.fit`` on every worker.
 
+    Where densities or bits change, they are written, too, with the step from which on they hold:
+    to TensorBoard and, as ``(step, strategy.decisions)``, to ``decisions``. With
+    ``steps_per_execution`` above 1 only those after the last step of each execution are seen.
+
     Where the codec has views, the log says at the end of an epoch which view each variable has, if
     any has changed.
 
@@ -30,8 +34,8 @@ class CompressionMonitor(tf.keras.callbacks.Callback):
       history: one dict per epoch, with
 
         - ``dense_bytes``: bytes of the gradients of one step, those exchanged row by row left out,
-        - ``payload_bytes``: bytes that one worker contributes to one step's exchange of these, with
-          the codec's own density where that changes from step to step,
+        - ``payload_bytes``: bytes that one worker contributes to one step's exchange of these; the
+          mean over the epoch, where they change from step to step,
         - ``compression_ratio``: the former over the latter,
         - ``row_sparse_bytes``: bytes that this worker contributes to a step's exchange of sparse
           gradients, which are those of the rows touched; the mean over the epoch,
@@ -39,6 +43,8 @@ class CompressionMonitor(tf.keras.callbacks.Callback):
           (``None`` where they cannot be counted; see ``metrics.WireCounter``),
         - ``step_ms``: median time of a step in milliseconds, the first steps of the run (which
           trace and compile) left out.
+
+      decisions: what changes from step to step, and since which step of the run; see above.
 
     Args:
       log_dir: folder for the TensorBoard log; ``None`` writes none.
@@ -54,6 +60,8 @@ class CompressionMonitor(tf.keras.callbacks.Callback):
         self._counter = metrics.WireCounter()
         self._seen_steps = 0
         self._views: dict[str, str] = {}
+        self.decisions: list[tuple[int, dict[str, dict[str, float]]]] = []
+        self._counted_start: dict[Plan, tuple[int, int]] = {}
         self._reset()
 
     def _reset(self) -> None:
@@ -79,6 +87,7 @@ class CompressionMonitor(tf.keras.callbacks.Callback):
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         self._reset()
         self._row_sparse_start = self._row_sparse_total()
+        self._counted_start = {plan: (num, size) for plan, num, size in self._counted()}
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         # With steps_per_execution above 1, `batch` advances by several.
@@ -93,6 +102,7 @@ class CompressionMonitor(tf.keras.callbacks.Callback):
             if self._last_time is not None:
                 self._step_ms += [(now - self._last_time) * 1e3 / num_steps] * num_steps
         self._last_time = now
+        self._note_decisions()
 
     def on_test_begin(self, logs: Any = None) -> None:
         # An epoch may end with a validation, which sends what is not training's.
@@ -101,7 +111,7 @@ class CompressionMonitor(tf.keras.callbacks.Callback):
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         plans = self._plans()
         dense_bytes = sum(plan.dense_bytes for plan in plans)
-        payload_bytes = sum(plan.payload_bytes for plan in plans)
+        payload_bytes = self._payload_bytes()
         sent = self._counter.bytes_sent() if self._sent is None else self._sent
         figures: dict[str, float | None] = {
             "dense_bytes": dense_bytes,
@@ -118,7 +128,23 @@ class CompressionMonitor(tf.keras.callbacks.Callback):
                 for name, value in figures.items():
                     if value is not None:
                         _write_scalar(f"compression/{name}", value, epoch)
+                for variable, delta in self._deltas().items():
+                    _write_scalar(f"delta/{variable}", delta, epoch)
                 self._writer.flush()
+
+    def _note_decisions(self) -> None:
+        reducer = self._reducer()
+        decisions = {} if reducer is None else reducer.decisions(self._keys())
+        last = self.decisions[-1][1] if self.decisions else {}
+        if decisions == last:
+            return
+        self.decisions.append((self._seen_steps + 1, decisions))
+        if self._writer is not None:
+            with self._writer.as_default():
+                for variable, decision in decisions.items():
+                    for name, value in decision.items():
+                        if last.get(variable, {}).get(name) != value:
+                            _write_scalar(f"{name}/{variable}", value, self._seen_steps + 1)
 
     def _log_views(self) -> None:
         reducer = self._reducer()
@@ -148,6 +174,21 @@ class CompressionMonitor(tf.keras.callbacks.Callback):
         reducer = self._reducer()
         return [] if reducer is None else reducer.plans_of(self._keys())
 
+    def _counted(self) -> list[tuple[Plan, int, int]]:
+        reducer = self._reducer()
+        return [] if reducer is None else reducer.counted_bytes(self._keys())
+
+    def _payload_bytes(self) -> int:
+        """Returns the bytes of a step's payloads; their mean where they change."""
+        total = 0
+        for plan, num_exchanges, num_bytes in self._counted():
+            before_exchanges, before_bytes = self._counted_start.get(plan, (0, 0))
+            done = num_exchanges - before_exchanges
+            for bucket in plan.buckets:
+                total += 0 if bucket.changes and done else bucket.payload_bytes
+            total += round((num_bytes - before_bytes) / done) if done else 0
+        return total
+
     def _row_sparse_bytes(self) -> float | None:
         num_steps = self._last_batch + 1
         num_bytes = self._row_sparse_total() - self._row_sparse_start
@@ -156,6 +197,10 @@ class CompressionMonitor(tf.keras.callbacks.Callback):
     def _row_sparse_total(self) -> int:
         reducer = self._reducer()
         return 0 if reducer is None else reducer.row_sparse_bytes(self._keys())
+
+    def _deltas(self) -> dict[str, float]:
+        reducer = self._reducer()
+        return {} if reducer is None else reducer.deltas(self._keys())
 
     def _reducer(self) -> GradientReducer | None:
         extended = self.model.distribute_strategy.extended

@@ -7,8 +7,11 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from tf_gradcomp import specs
 from tf_gradcomp.codecs import base, registry
+from tf_gradcomp.controllers import registry as controllers
 from tf_gradcomp.controllers import schedules
+from tf_gradcomp.controllers.base import Controller
 from tf_gradcomp.transports import TRANSPORTS
 
 SCOPES = ("layer", "bucket", "model")
@@ -32,7 +35,9 @@ class Compression:
       codec: name of the codec or low-rank method; ``"none"`` means no compression at all:
         TensorFlow's own dense all-reduce, the baseline.
       params: the codec's parameters, as a sorted tuple of ``(name, value)``; give a dict. All
-        parameters are stored, defaults included.
+        parameters are stored, defaults included. ``density`` and ``bits`` may be functions of the
+        number of exchanges so far, such as the objects in ``keras.optimizers.schedules``; they
+        become ``schedules.Scheduled``, which a spec cannot say.
       error_feedback: whether what the codec lost is added to the next step's gradient. ``None``
         means yes for biased codecs and low-rank methods, no for others.
       scope: what is encoded as one: ``"layer"`` (every variable alone), ``"bucket"`` (variables
@@ -48,6 +53,9 @@ class Compression:
       grow_after: number of the exchange from which on the density grows towards 1: the share that
         is dropped falls as ``grow_after`` over the number of the exchange; see
         ``schedules.Growth``. 0 for a density that does not grow.
+      start_after: number of the first exchanges that send gradients as they are.
+      controller: decides from measurements how much of each bucket is sent; an object or a spec,
+        such as ``"lags"`` or ``"layer_window(budget=0.1)"``. ``None`` for none.
       momentum: momentum correction, in [0, 1): every worker's own momentum takes the place of its
         gradient, and what is sent of it begins anew (DGC). The optimizer must have none.
       global_momentum: in [0, 1): the same with the momentum that all workers have in common (GMC).
@@ -69,6 +77,8 @@ class Compression:
     transport: str = AUTO_TRANSPORT
     warmup: int = 0
     grow_after: int = 0
+    start_after: int = 0
+    controller: Controller | None = None
     momentum: float = 0.0
     global_momentum: float = 0.0
     clip_norm: float | None = None
@@ -77,15 +87,24 @@ class Compression:
     def __post_init__(self) -> None:
         if not isinstance(self.codec, str):
             raise ValueError(f"codec must be a name, got {self.codec!r}")
-        params = dict(self.params)
+        params = {
+            key: schedules.as_scheduled(value) if callable(value) else value
+            for key, value in dict(self.params).items()
+        }
         is_none = self.codec == "none"
         if is_none and params:
             raise ValueError(f"codec 'none' has no parameter {next(iter(params))!r}")
         if not is_none:
-            codec = registry.build(self.codec, params)
+            codec = registry.build(self.codec, _at_first(params))
             known = registry.parameters(self.codec, params)
             params = {**known, **params}
         object.__setattr__(self, "params", tuple(sorted(params.items())))
+        if isinstance(self.controller, str):
+            object.__setattr__(self, "controller", controllers.from_spec(self.controller))
+        if self.controller is not None and not isinstance(self.controller, Controller):
+            raise ValueError(
+                f"controller must be a controller, a spec or none, got {self.controller!r}"
+            )
         if self.scope not in SCOPES:
             raise ValueError(f"scope must be one of {', '.join(SCOPES)}, got {self.scope!r}")
         if self.error_feedback is not None and not isinstance(self.error_feedback, bool):
@@ -96,7 +115,7 @@ class Compression:
             raise ValueError("error_feedback has no meaning with codec 'none', which loses nothing")
         error_feedback = self.error_feedback
         if error_feedback is None:
-            error_feedback = not is_none and codec.biased
+            error_feedback = not is_none and (codec.biased or self.withholds)
         object.__setattr__(self, "error_feedback", error_feedback)
         if (
             isinstance(self.bucket_bytes, bool)
@@ -106,7 +125,8 @@ class Compression:
             raise ValueError(
                 f"bucket_bytes must be an integer of at least 4, got {self.bucket_bytes!r}"
             )
-        self._check_feedback(is_none or isinstance(codec, base.LowRank))
+        coded = codec if not is_none and isinstance(codec, base.Codec) else None
+        self._check_feedback(coded is not None)
         allowed = [AUTO_TRANSPORT]
         adding = [name for name, transport in TRANSPORTS.items() if transport.needs_addable]
         if not is_none and isinstance(codec, base.Codec):
@@ -118,35 +138,76 @@ class Compression:
                 f"transport of {self.codec!r} must be {' or '.join(allowed)}, "
                 f"got {self.transport!r}{can_be_added if self.transport in adding else ''}"
             )
-        self._check_schedule()
+        self._check_schedules(coded)
+        self._check_controller(coded)
 
-    def _check_schedule(self) -> None:
-        for field in ("warmup", "grow_after"):
+    def _check_schedules(self, codec: base.Codec | None) -> None:
+        """Checks what changes with the number of the exchange."""
+        adjustable = frozenset() if codec is None else codec.adjustable
+        for field in ("warmup", "grow_after", "start_after"):
             value = getattr(self, field)
             is_integer = isinstance(value, int) and not isinstance(value, bool)
             if not is_integer or not 0 <= value <= _LAST_EXCHANGE:
                 raise ValueError(
                     f"{field} must be an integer from 0 to {_LAST_EXCHANGE}, got {value!r}"
                 )
-            if value and self.codec not in registry.adjustable("density"):
+        for field in ("warmup", "grow_after"):
+            if getattr(self, field) and "density" not in adjustable:
                 raise ValueError(
                     f"{field} changes a density, so codec must be one of "
                     f"{', '.join(registry.adjustable('density'))}, got {self.codec!r}"
                 )
+        for name in self.scheduled:
+            if name not in adjustable:
+                raise ValueError(
+                    f"{name} of {self.codec!r} must be a plain value: what may change is "
+                    f"{' and '.join(sorted(adjustable)) or 'nothing'}"
+                )
+        if "density" in self.scheduled and (self.warmup or self.grow_after):
+            raise ValueError("density is a schedule: warmup and grow_after must be 0")
         if self.warmup and dict(self.params)["density"] >= schedules.FIRST_DENSITY:
             raise ValueError(
                 f"warmup begins with a density of {schedules.FIRST_DENSITY}: density must be less, "
                 f"got {dict(self.params)['density']}"
             )
+        if self.start_after and codec is None:
+            raise ValueError(f"start_after is for codecs, got {self.codec!r}")
 
-    def _check_feedback(self, has_no_momentum: bool) -> None:
+    def _check_controller(self, codec: base.Codec | None) -> None:
+        controller = self.controller
+        if controller is None:
+            return
+        spec = controllers.to_spec(controller)
+        if codec is None:
+            raise ValueError(f"controller {spec} is for codecs, got {self.codec!r}")
+        if controller.adjusts and "density" not in codec.adjustable:
+            raise ValueError(
+                f"controller {spec} changes a density, so codec must be one of "
+                f"{', '.join(registry.adjustable('density'))}, got {self.codec!r}"
+            )
+        if "density" in self.scheduled or self.warmup or self.grow_after:
+            raise ValueError(
+                f"controller {spec} decides the density: it must be a number, and warmup and "
+                "grow_after 0"
+            )
+        if controller.withholds and not self.error_feedback:
+            raise ValueError(
+                f"controller {spec} withholds gradients, which error feedback keeps for later: it "
+                "needs error_feedback=true"
+            )
+        if controller.withholds and self.global_momentum:
+            raise ValueError(
+                f"controller {spec} withholds gradients, of which global_momentum knows no sum"
+            )
+
+    def _check_feedback(self, is_coded: bool) -> None:
         """Checks what is fed back beside the residual, and what is done before."""
         for field in ("momentum", "global_momentum"):
             factor = getattr(self, field)
             if not _is_number(factor) or not (factor == 0 or _SMALLEST <= factor <= 1 - _EPSILON):
                 raise ValueError(f"{field} must be in [0, 1), got {factor!r}")
             object.__setattr__(self, field, float(factor))
-            if factor and has_no_momentum:
+            if factor and not is_coded:
                 raise ValueError(
                     f"{field} is for codecs; with {self.codec!r} the optimizer has the momentum"
                 )
@@ -177,19 +238,50 @@ class Compression:
         """Whether gradients travel as they are, through TensorFlow's all-reduce."""
         return self.codec == "none"
 
-    def build(self) -> base.Codec | base.LowRank:
-        """Makes the codec or low-rank method.
+    def build(self, density: float | None = None) -> base.Codec | base.LowRank:
+        """Makes the codec or low-rank method, as it is at the first exchange.
+
+        Args:
+          density: takes the place of its own, if it has any; ``None`` does not.
 
         Raises:
           ValueError: the codec is ``"none"``, for which there is nothing to make.
         """
         if self.is_dense:
             raise ValueError("codec 'none' sends gradients as they are: there is nothing to build")
-        return registry.build(self.codec, dict(self.params))
+        params = _at_first(dict(self.params))
+        if density is not None and "density" in params:
+            params["density"] = density
+        return registry.build(self.codec, params)
+
+    @property
+    def scheduled(self) -> dict[str, schedules.Scheduled]:
+        """The parameters that are functions of the number of exchanges."""
+        return {k: value for k, value in self.params if isinstance(value, schedules.Scheduled)}
+
+    @property
+    def withholds(self) -> bool:
+        """Whether some buckets may be kept back whole at some exchanges."""
+        return self.controller is not None and self.controller.withholds
+
+    @property
+    def changes(self) -> bool:
+        """Whether what is sent may differ in size from exchange to exchange by any of these."""
+        return bool(self.start_after or self.scheduled or self.controller or self.changes_density)
+
+    @property
+    def changes_density(self) -> bool:
+        """Whether the density may be another than the codec's, and not 0."""
+        return bool(
+            self.warmup
+            or self.grow_after
+            or "density" in self.scheduled
+            or (self.controller is not None and self.controller.adjusts)
+        )
 
     @property
     def density_schedule(self) -> schedules.Schedule | None:
-        """The density at each exchange; ``None`` if it is always the codec's."""
+        """The density at each exchange by ``warmup`` and ``grow_after``; ``None`` for neither."""
         parts: list[schedules.Schedule] = []
         if self.warmup:
             parts.append(schedules.WarmUp(dict(self.params)["density"], self.warmup))
@@ -199,14 +291,22 @@ class Compression:
 
     @property
     def steady(self) -> Compression:
-        """The same with the codec's density at every exchange."""
-        return dataclasses.replace(self, warmup=0, grow_after=0)
+        """The same with what the first exchange has of schedules, at every exchange."""
+        return dataclasses.replace(
+            self,
+            params=tuple(_at_first(dict(self.params)).items()),
+            warmup=0,
+            grow_after=0,
+            start_after=0,
+            controller=None,
+        )
 
     @classmethod
     def from_spec(cls, spec: str) -> Compression:
         """Reads a one-line spec, ``name`` or ``name:key=value,key=value``.
 
-        Values are numbers, ``true``, ``false``, ``none`` or words.
+        Values are numbers, ``true``, ``false``, ``none``, words, or, for a controller, a name and
+        fields in parentheses.
 
         Raises:
           ValueError: the spec cannot be read, or a field has a bad value.
@@ -214,16 +314,8 @@ class Compression:
         if not isinstance(spec, str):
             raise ValueError(f"a compression spec is a string, got {type(spec).__name__}")
         name, _, rest = spec.strip().partition(":")
-        values: dict[str, Any] = {}
-        for item in filter(None, (part.strip() for part in rest.split(","))):
-            key, equals, text = (part.strip() for part in item.partition("="))
-            if not equals or not key or not text:
-                raise ValueError(f"compression spec {spec!r}: expected key=value, got {item!r}")
-            if key in values:
-                raise ValueError(f"compression spec {spec!r}: {key!r} is given twice")
-            values[key] = _parse_value(text)
         try:
-            return cls._from_fields(name.strip(), values)
+            return cls._from_fields(name.strip(), specs.parse_fields(rest))
         except ValueError as error:
             raise ValueError(f"compression spec {spec!r}: {error}") from None
 
@@ -238,7 +330,10 @@ class Compression:
         return cls(codec=name, params=tuple(params.items()), **fields)
 
     def to_spec(self) -> str:
-        """Returns the shortest spec that ``from_spec`` reads back as an equal object."""
+        """Returns the shortest spec that ``from_spec`` reads back as an equal object.
+
+        Schedules other than ``warmup`` and the like are only described: no spec can say them.
+        """
         params = dict(self.params)
         usual = {} if self.is_dense else registry.parameters(self.codec, params)
         items = [(key, value) for key, value in self.params if usual[key] != value]
@@ -249,12 +344,18 @@ class Compression:
             if field.name not in ("codec", "params")
             and getattr(self, field.name) != getattr(plain, field.name)
         ]
-        rest = ",".join(f"{key}={_format_value(value)}" for key, value in items)
+        fields = dict(items)
+        if self.controller is not None:
+            fields["controller"] = controllers.to_spec(self.controller)
+        rest = specs.format_fields(fields.items())
         return f"{self.codec}:{rest}" if rest else self.codec
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns all fields as JSON-compatible data."""
-        return {**dataclasses.asdict(self), "params": dict(self.params)}
+        """Returns all fields as JSON-compatible data; schedule objects are only described."""
+        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        params = {key: str(value) if key in self.scheduled else value for key, value in self.params}
+        controller = None if self.controller is None else controllers.to_spec(self.controller)
+        return {**fields, "params": params, "controller": controller}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Compression:
@@ -291,17 +392,11 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _parse_value(text: str) -> Any:
-    words = {"true": True, "false": False, "none": None}
-    if text.lower() in words:
-        return words[text.lower()]
-    for number in (int, float):
-        try:
-            return number(text)
-        except ValueError:
-            continue
-    return text
-
-
-def _format_value(value: Any) -> str:
-    return str(value).lower() if value is None or isinstance(value, bool) else str(value)
+def _at_first(params: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns parameters with the first value of each schedule."""
+    values = {}
+    for key, value in params.items():
+        if isinstance(value, schedules.Scheduled):
+            value = round(value.first) if key == "bits" else value.first
+        values[key] = value
+    return values

@@ -95,6 +95,10 @@ class Costs(Protocol):
     @property
     def network(self) -> Network: ...
 
+    def measure_again(self) -> None:
+        """Forgets the figures of the network, which may have changed."""
+        ...
+
     def work(self, variables: Sequence[VariableInfo], bucket: Bucket) -> float:
         """Returns the seconds of work that an exchange takes on a worker.
 
@@ -109,6 +113,9 @@ class AssumedCosts:
     """Figures that hold anywhere: messages cost their bytes, and nothing else counts."""
 
     network = Network(Link(0.0, 125e6), Link(0.0, 125e6), measured=False)
+
+    def measure_again(self) -> None:
+        """Does nothing."""
 
     def work(self, variables: Sequence[VariableInfo], bucket: Bucket) -> float:
         """Returns 0."""

@@ -17,6 +17,7 @@ import tensorflow as tf
 
 from tf_gradcomp.plan import Plan
 from tf_gradcomp.transports.base import Collectives
+from tf_gradcomp.weights import local_copies, read_weight, write_copy
 
 STOP, RESYNC = "stop", "resync"
 _ACTIONS = (STOP, RESYNC)
@@ -81,7 +82,7 @@ class DriftWatch:
             tf.cond(is_due, lambda: self._compare(step), tf.no_op)
 
     def _compare(self, step: tf.Tensor) -> tf.Operation:
-        weights = [_read(_local_copies(owner())[0]) for owner in self._owners]
+        weights = [read_weight(owner()) for owner in self._owners]
         sums = tf.stack([_sum_of_bits(weight) for weight in weights])
         gathered = self._collectives.all_gather(sums)
         same = tf.reduce_all(tf.equal(gathered, gathered[:1]), axis=0)
@@ -112,27 +113,8 @@ class DriftWatch:
         for owner, weight in zip(self._owners, weights, strict=True):
             # A sum with zeros: what worker 0 has.
             total = self._collectives.all_reduce(weight if is_source else tf.zeros_like(weight))
-            updates += [_write(copy, total) for copy in _local_copies(owner())]
+            updates += [write_copy(copy, total) for copy in local_copies(owner())]
         return tf.group(*updates)
-
-
-def _local_copies(variable: Any) -> tuple[Any, ...]:
-    """Returns this worker's copies of a variable, one for each device."""
-    return tf.distribute.get_strategy().experimental_local_results(variable)
-
-
-def _read(variable: tf.Variable) -> tf.Tensor:
-    """Reads a variable behind the back of gradient tapes.
-
-    For these a reduction of gradients is a function of gradients alone: TensorFlow refuses one
-    that seems to depend on variables.
-    """
-    return tf.raw_ops.ReadVariableOp(resource=variable.handle, dtype=variable.dtype)
-
-
-def _write(variable: tf.Variable, value: tf.Tensor) -> tf.Operation:
-    """Writes a variable in the same way."""
-    return tf.raw_ops.AssignVariableOp(resource=variable.handle, value=value)
 
 
 def _sum_of_bits(tensor: tf.Tensor) -> tf.Tensor:

@@ -51,6 +51,10 @@ class MeasuredCosts:
             )
         return self._network
 
+    def measure_again(self) -> None:
+        """Forgets the figures of the network: they are measured at the next use."""
+        self._network = None
+
     def work(self, variables: Sequence[VariableInfo], bucket: Bucket) -> float:
         """Returns the seconds of work that an exchange takes on the slowest worker.
 

@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 from tf_gradcomp.compression import Compression
+from tf_gradcomp.controllers.lags import Lags
+from tf_gradcomp.controllers.layer_window import LayerWindow
 
 
 def superneurons(
@@ -227,6 +229,49 @@ def omnireduce(density: float = 0.01, block: int = 256) -> Compression:
         scope="layer",
         transport="block_sparse",
     )
+
+
+def lags(
+    density: float = 0.01,
+    max_ratio: float = 1000.0,
+    period: int = 20,
+    profile: str = "",
+) -> Compression:
+    """LAGS-SGD: top-k, with as much of each layer as back-propagation of the others hides.
+
+    Layers of up to 8,192 elements share an exchange, unless a profile says what should.
+
+    Args:
+      density: share of the values kept until times are measured, in (0, 1].
+      max_ratio: what a layer keeps at least is its size over this.
+      period: exchanges over which times are measured.
+      profile: path of a file that ``strategy.save_profile`` has written, to begin with.
+
+    Source: Shi et al., ECAI 2020 (arXiv 1911.08727).
+    """
+    return Compression(
+        "topk",
+        (("density", density),),
+        bucket_bytes=4 * 8192,
+        controller=Lags(period, max_ratio, profile),
+    )
+
+
+def layer_window(
+    budget: float = 0.2, period: int = 100, patience: int | None = None, pick: str = "window"
+) -> Compression:
+    """Some layers are sent whole in a step, the others kept for later: a window slides over them.
+
+    Args:
+      budget: share of the bytes sent in a step on average, in (0, 1].
+      period: exchanges between two looks at how much each layer changes.
+      patience: a layer is sent at least once in so many exchanges; ``None`` is ``4 / budget``.
+      pick: ``"window"``, or ``"uniform"`` or ``"arcsine"`` for random layers.
+
+    Source: Hu et al., HPCC 2022; docs/methods/layer_window.md says what is a reconstruction.
+    """
+    controller = LayerWindow(period=period, budget=budget, patience=patience, pick=pick)
+    return Compression("identity", scope="layer", transport="all_reduce", controller=controller)
 
 
 def powersgd(rank: int = 4) -> Compression:

@@ -52,6 +52,11 @@ class Bucket:
     estimates: tuple[Estimate, ...] = dataclasses.field(default=(), compare=False)
 
     @property
+    def changes(self) -> bool:
+        """Whether what is sent may differ in size from exchange to exchange as it is told to."""
+        return self.compression is not None and self.compression.changes
+
+    @property
     def how(self) -> str:
         """How it is exchanged, in words."""
         return str(self.compression or ("row-sparse" if self.row_sparse else "dense"))
@@ -134,6 +139,55 @@ class Plan:
         return "\n".join(lines)
 
 
+def messages_at(
+    variables: Sequence[VariableInfo], bucket: Bucket, density: float, num_workers: int
+) -> list[Message]:
+    """Returns the messages of a compressed bucket's exchange with another density.
+
+    Those of gradients as they are, if these send no more.
+
+    Args:
+      variables: those of the plan.
+      bucket: one with a codec.
+      density: in (0, 1]; codecs that have none do not mind.
+      num_workers: number of workers.
+    """
+    assert bucket.compression is not None
+    codec = bucket.compression.build(density)
+    _, messages = _traffic(codec, variables, bucket.indices, bucket.transport, num_workers)
+    dense = Dense.message(bucket.num_elements, num_workers)
+    return messages if _words(messages) < dense.words else [dense]
+
+
+def dense_from(variables: Sequence[VariableInfo], bucket: Bucket, num_workers: int) -> float:
+    """Returns the least density from which on gradients are sent as they are; ``inf`` for none.
+
+    Where that sends no more, and sending less is what the transport is for.
+
+    Args:
+      variables: those of the plan.
+      bucket: one with a codec that has a density.
+      num_workers: number of workers.
+    """
+
+    def is_dense(num_items: int) -> bool:
+        density = num_items / bucket.num_elements
+        (message, *_) = messages_at(variables, bucket, density, num_workers)
+        return message == Dense.message(bucket.num_elements, num_workers)
+
+    least, most = 1, bucket.num_elements
+    if not TRANSPORTS[bucket.transport].needs_gain or not is_dense(most):
+        return math.inf
+    while least < most:
+        middle = (least + most) // 2
+        least, most = (least, middle) if is_dense(middle) else (middle + 1, most)
+    return most / bucket.num_elements
+
+
+def _words(messages: Sequence[Message]) -> float:
+    return sum(message.words for message in messages)
+
+
 def variable_facts(variables: Sequence[VariableInfo], policy: Policy) -> list[Fact]:
     """Returns what the workers must agree on before they make a plan, one fact per variable."""
     facts = []
@@ -170,26 +224,22 @@ def make_plan(
     names = [variable.name for variable in variables]
     for pattern in policy.unmatched_patterns(names):
         logging.warning("Policy: %r matches none of the variables %s", pattern, ", ".join(names))
-    groups: dict[tuple[Compression, int], list[int]] = {}
-    sizes: dict[tuple[Compression, int], int] = {}
-    generation: dict[Compression, int] = {}
+    costs = AssumedCosts() if costs is None else costs
+    alike: dict[Compression, list[int]] = {}
     uncompressed: list[int] = []
     for index in reversed(range(len(variables))):
         compression = policy.compression_for(variables[index]) if compress else None
         if compression is None:
             uncompressed.append(index)
-            continue
-        num_bytes = variables[index].num_elements * BYTES_PER_WORD
-        key = (compression, generation.setdefault(compression, 0))
-        if key in groups and _is_full(compression, sizes[key], num_bytes):
-            generation[compression] += 1
-            key = (compression, generation[compression])
-        groups.setdefault(key, []).append(index)
-        sizes[key] = sizes.get(key, 0) + num_bytes
-
-    costs = AssumedCosts() if costs is None else costs
+        else:
+            alike.setdefault(compression, []).append(index)
+    groups = [
+        (compression, group)
+        for compression, indices in alike.items()
+        for group in _groups(variables, indices, compression, num_workers, costs)
+    ]
     buckets = []
-    for (compression, _), indices in groups.items():
+    for compression, indices in sorted(groups, key=lambda group: -group[1][0]):
         bucket = _compressed_bucket(variables, indices, compression, num_workers, costs)
         if bucket is not None:
             buckets.append(bucket)
@@ -234,10 +284,54 @@ def _check_limits(num_buckets: int, num_workers: int) -> None:
         )
 
 
-def _is_full(compression: Compression, size: int, num_bytes: int) -> bool:
-    if compression.scope == "layer":
-        return True
-    return compression.scope == "bucket" and size + num_bytes > compression.bucket_bytes
+def _groups(
+    variables: Sequence[VariableInfo],
+    indices: Sequence[int],
+    compression: Compression,
+    num_workers: int,
+    costs: Costs,
+) -> list[list[int]]:
+    """Returns which variables of one compression share a bucket, in the order of exchange."""
+    groups = None
+    if compression.controller is not None:
+        transport = _transports(compression.build(), compression, num_workers)[0]
+
+        def bucket(positions: Sequence[int]) -> Bucket:
+            members = tuple(indices[position] for position in positions)
+            size = sum(variables[index].num_elements for index in members)
+            return Bucket(members, size, "float32", compression, 0, transport)
+
+        def message_seconds(positions: Sequence[int], density: float) -> float:
+            messages = messages_at(variables, bucket(positions), density, num_workers)
+            return costs.network.seconds(messages)
+
+        groups = compression.controller.groups(
+            [variables[index].name for index in indices],
+            dict(compression.params).get("density", 1.0),
+            lambda positions: costs.work(variables, bucket(positions)),
+            message_seconds,
+        )
+    if groups is None:
+        return _groups_by_scope(variables, indices, compression)
+    return [[indices[position] for position in group] for group in groups]
+
+
+def _groups_by_scope(
+    variables: Sequence[VariableInfo], indices: Sequence[int], compression: Compression
+) -> list[list[int]]:
+    """Fuses variables up to the size of a bucket, or all, or none."""
+    groups: list[list[int]] = []
+    limit = {"layer": 0, "bucket": compression.bucket_bytes, "model": math.inf}[compression.scope]
+    size = 0
+    for index in indices:
+        num_bytes = variables[index].num_elements * BYTES_PER_WORD
+        if groups and size + num_bytes <= limit:
+            groups[-1].append(index)
+            size += num_bytes
+        else:
+            groups.append([index])
+            size = num_bytes
+    return groups
 
 
 def _compressed_bucket(
@@ -254,7 +348,7 @@ def _compressed_bucket(
     buckets, estimates = [], []
     for transport in _transports(codec, compression, num_workers):
         num_words, messages = _traffic(codec, variables, indices, transport, num_workers)
-        shrinks = sum(message.words for message in messages) < dense_message.words
+        shrinks = _words(messages) < dense_message.words
         if not shrinks and _needs_gain(codec, transport):
             continue
         bucket = Bucket(

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import math
 import weakref
@@ -18,7 +19,8 @@ from tf_gradcomp import plan as plan_lib
 from tf_gradcomp import state
 from tf_gradcomp.agreement import Fact, require_agreement
 from tf_gradcomp.codecs.base import Draw
-from tf_gradcomp.costs import Costs
+from tf_gradcomp.compression import Compression
+from tf_gradcomp.costs import AssumedCosts, Costs
 from tf_gradcomp.drift import DriftCheck, DriftWatch
 from tf_gradcomp.exchange_state import (
     GLOBAL_MOMENTUM,
@@ -37,8 +39,9 @@ from tf_gradcomp.exchanges import (
     RowSparseExchange,
     make_exchange,
 )
-from tf_gradcomp.exchanges.base import all_finite
+from tf_gradcomp.exchanges.base import Reduced, all_finite, nan_unless
 from tf_gradcomp.policy import Policy, VariableInfo
+from tf_gradcomp.steering import ControlledSteering, Steering, make_steerings
 from tf_gradcomp.transports.base import Collectives
 
 
@@ -85,15 +88,11 @@ class GradientReducer:
     @property
     def plans(self) -> list[plan_lib.Plan]:
         """The plans in use, in the order in which they were made."""
-        return [entry.plan for entry in self._entries.values() if entry.is_alive()]
+        return [entry.plan for entry in self._alive(None)]
 
     def plans_of(self, keys: Collection[str]) -> list[plan_lib.Plan]:
         """Returns the plans for some or all of the variables with these keys."""
-        return [
-            entry.plan
-            for (identity, _), entry in self._entries.items()
-            if entry.is_alive() and all(key in keys for key in identity)
-        ]
+        return [entry.plan for entry in self._alive(keys)]
 
     def views(self, keys: Collection[str] | None = None) -> dict[str, str]:
         """Returns the view in which each variable's gradient is sparsified, by its name.
@@ -103,12 +102,81 @@ class GradientReducer:
         """
         return {
             name: view
-            for (identity, _), entry in self._entries.items()
-            if entry.is_alive() and (keys is None or all(key in keys for key in identity))
+            for entry in self._alive(keys)
             for exchange in entry.exchanges
             if isinstance(exchange, CompressedExchange)
             for name, view in exchange.views().items()
         }
+
+    def decisions(self, keys: Collection[str] | None = None) -> dict[str, dict[str, float]]:
+        """Returns what is decided on the next exchange, by the variable's name.
+
+        Args:
+          keys: the keys of the variables that matter; ``None`` for all.
+        """
+        found: dict[str, dict[str, float]] = {}
+        for entry in self._alive(keys):
+            for number, decision in entry.decisions().items():
+                for index in entry.plan.buckets[number].indices:
+                    found[entry.plan.variables[index].name] = decision
+        return found
+
+    def deltas(self, keys: Collection[str] | None = None) -> dict[str, float]:
+        """Returns the last ``Assumption.delta`` by the variable's name, where it is measured.
+
+        Args:
+          keys: the keys of the variables that matter; ``None`` for all.
+        """
+        return {
+            entry.plan.variables[index].name: exchange.delta
+            for entry in self._alive(keys)
+            for exchange in entry.exchanges
+            if isinstance(exchange, CompressedExchange) and exchange.delta is not None
+            for index in exchange.bucket.indices
+        }
+
+    def counted_bytes(self, keys: Collection[str]) -> list[tuple[plan_lib.Plan, int, int]]:
+        """Returns for each plan the exchanges so far, and the bytes that this worker has sent.
+
+        Those of buckets of which the size of what is sent changes.
+
+        Args:
+          keys: the keys of the variables that matter.
+        """
+        return [
+            (
+                entry.plan,
+                int(entry.counter),
+                sum(
+                    int(exchange.sent)
+                    for exchange in entry.exchanges
+                    if isinstance(exchange, CompressedExchange) and exchange.sent is not None
+                ),
+            )
+            for entry in self._alive(keys)
+        ]
+
+    def profile(self) -> str:
+        """Returns what controllers have measured, of the plan that was made last; empty if nothing.
+
+        It is what a later run can begin with; see ``controllers.lags``.
+        """
+        texts = [
+            steering.profile()
+            for entry in self._alive(None)
+            for steering in entry.steerings
+            if isinstance(steering, ControlledSteering)
+        ]
+        return texts[-1] if texts else ""
+
+    def measure_again(self) -> None:
+        """Measures the network, and lets all controllers begin anew; all workers together."""
+        if self._costs is not None:
+            self._costs.measure_again()
+        with tf.init_scope(), tf.device(self.collectives.device):
+            for entry in self._alive(None):
+                for steering in entry.steerings:
+                    steering.begin()
 
     def row_sparse_bytes(self, keys: Collection[str]) -> int:
         """Returns the bytes that this worker has sent so far for rows of sparse gradients.
@@ -120,8 +188,7 @@ class GradientReducer:
         """
         return sum(
             int(exchange.sent)
-            for (identity, _), entry in self._entries.items()
-            if entry.is_alive() and all(key in keys for key in identity)
+            for entry in self._alive(keys)
             for exchange in entry.exchanges
             if isinstance(exchange, RowSparseExchange)
         )
@@ -195,9 +262,12 @@ class GradientReducer:
         with tf.device(self.collectives.device):
             entry = self._entry_for(variables, owners)
             step = entry.next_step()
+            for steering in entry.steerings:
+                steering.start_step(gradients)
             if self.policy.clip_norm is not None:
                 bound = self.policy.clip_norm / math.sqrt(self.collectives.num_workers)
                 gradients = _clipped(gradients, bound)
+            withheld: list[tuple[Sequence[int], Reduced]] = []
             for number, exchange in enumerate(entry.exchanges):
                 indices = exchange.bucket.indices
                 members = [gradients[index] for index in indices]
@@ -210,15 +280,40 @@ class GradientReducer:
                 sums.update(zip(indices, reduced.gradients, strict=True))
                 finite.append(reduced.finite)
                 updates.extend(reduced.updates)
+                if reduced.withholds:
+                    withheld.append((indices, reduced))
+            if withheld:
+                is_finite = self._agree_on([reduced.finite() for _, reduced in withheld])
+                finite.append(lambda: is_finite)
+                for members_of, reduced in withheld:
+                    sums.update(
+                        zip(members_of, nan_unless(is_finite, reduced.gradients), strict=True)
+                    )
             # The first buckets do not wait for all gradients, but these do: a call that finds no
             # more data is no exchange.
             with tf.control_dependencies(tf.nest.flatten(gradients, expand_composites=True)):
                 entry.count_exchange()
+                for steering in entry.steerings:
+                    steering.end_step(step)
                 if entry.drift_watch is not None:
                     entry.drift_watch(step)
             if updates:
                 state.commit(tf.reduce_all([check() for check in finite]), updates)
         return [sums[index] for index in range(len(gradients))]
+
+    def _alive(self, keys: Collection[str] | None) -> list[_Entry]:
+        """Returns what is kept for some or all of the variables with these keys."""
+        return [
+            entry
+            for (identity, _), entry in self._entries.items()
+            if entry.is_alive() and (keys is None or all(key in keys for key in identity))
+        ]
+
+    def _agree_on(self, conditions: Sequence[tf.Tensor]) -> tf.Tensor:
+        """Returns whether all conditions, bool scalars, are met on all workers."""
+        own = tf.cast(tf.reduce_all(conditions), tf.float32)
+        count = self.collectives.all_reduce(own[tf.newaxis])[0]
+        return tf.equal(count, self.collectives.num_workers)
 
     def _entry_for(
         self, variables: Sequence[VariableInfo], owners: Mapping[str, weakref.ref[Any]]
@@ -259,7 +354,16 @@ class GradientReducer:
         if self._drift_check is not None:
             refs = tuple(owners.values())
             watch = DriftWatch(plan, refs, self.collectives, self._drift_check)
-        entry = _Entry(plan, exchanges, counter, dict(owners), watch, set(owners))
+        costs = AssumedCosts() if self._costs is None else self._costs
+        with tf.init_scope(), tf.device(self.collectives.device):
+            steerings = make_steerings(plan, tuple(owners.values()), self.collectives, costs)
+            for steering in steerings:
+                steering.begin()
+                for number in steering.numbers:
+                    exchange = exchanges[number]
+                    assert isinstance(exchange, CompressedExchange)
+                    exchange.chooser = functools.partial(steering.chosen, number)
+        entry = _Entry(plan, exchanges, steerings, counter, dict(owners), watch, set(owners))
         with tf.init_scope():
             if self._saved:
                 entry.restore(self._saved)
@@ -277,6 +381,7 @@ class GradientReducer:
 
 Gradient: TypeAlias = tf.Tensor | tf.IndexedSlices
 _Identity: TypeAlias = tuple[str, ...]
+_Key: TypeAlias = tuple[tuple[tuple[str, tuple[int, ...]], ...], str]
 
 
 @dataclasses.dataclass
@@ -286,6 +391,7 @@ class _Entry:
     Attributes:
       plan: how their gradients are exchanged.
       exchanges: one for each bucket.
+      steerings: what decides on some of these.
       counter: int32 scalar, exchanges so far.
       owners: the key of each variable, in the plan's order, and the variable itself.
       drift_watch: compares the workers' variables; ``None`` if nothing does.
@@ -295,6 +401,7 @@ class _Entry:
 
     plan: plan_lib.Plan
     exchanges: list[Exchange]
+    steerings: list[Steering]
     counter: tf.Variable
     owners: dict[str, weakref.ref[Any]]
     drift_watch: DriftWatch | None
@@ -379,16 +486,29 @@ class _Entry:
         keys = list(self.owners)
         return [keys[index] for index in exchange.bucket.indices]
 
+    def decisions(self) -> dict[int, dict[str, float]]:
+        """Returns what is decided on the next exchange of buckets, by their numbers."""
+        step = int(self.counter) + 1
+        found: dict[int, dict[str, float]] = {}
+        for steering in self.steerings:
+            found.update(zip(steering.numbers, steering.decisions(step), strict=True))
+        by_schedule: dict[Compression, float] = {}
+        for number, bucket in enumerate(self.plan.buckets):
+            compression = bucket.compression
+            if compression is None or compression.density_schedule is None:
+                continue
+            if compression not in by_schedule:
+                density = compression.density_schedule(tf.constant(step))
+                by_schedule[compression] = float(density)
+            found.setdefault(number, {})["density"] = by_schedule[compression]
+        return found
+
     def state(self) -> PlanState:
         """Returns what the exchanges remember."""
         buckets = [
-            BucketState(
-                *self._key(exchange),
-                exchange.bucket.transport,
-                {name: variable.numpy() for name, variable in exchange.memory.items()},
-            )
-            for exchange in self.exchanges
-            if exchange.memory
+            BucketState(*key, transport, {name: v.numpy() for name, v in part.memory.items()})
+            for key, transport, part in self._parts()
+            if part.memory
         ]
         elsewhere = (i for i, key in enumerate(self.owners) if key in self.elsewhere)
         return PlanState(self._names, int(self.counter), tuple(buckets), tuple(elsewhere))
@@ -403,21 +523,22 @@ class _Entry:
             keys = list(self.owners)
             self.elsewhere = {keys[index] for index in plan.elsewhere}
         dropped = {} if plan is None else dict(plan.keys())
-        for exchange in self.exchanges:
-            if not exchange.memory:
+        for key, _, part in self._parts():
+            if not part.memory:
                 continue
-            key = self._key(exchange)
             dropped.pop(key, None)
             shares = [] if plan is None else plan.shares(key)
             if shares:
-                exchange.restore(shares)
+                part.restore(shares)
                 continue
-            for variable in exchange.memory.values():
+            for variable in part.memory.values():
                 variable.assign(tf.zeros_like(variable))
+            if isinstance(part, Steering):
+                part.begin()
             logging.warning(
                 "Of what was saved, nothing fits the exchange by %s of %s: what it remembers, "
-                "residuals and momentum, begins with zeros.",
-                exchange.bucket.how,
+                "such as residuals and momentum, begins anew.",
+                key[1],
                 ", ".join(name for name, _ in key[0]),
             )
         for description in dropped.values():
@@ -426,8 +547,8 @@ class _Entry:
     def common_fact(self) -> Fact:
         """Returns what exchanges remember that must be the same on all workers."""
         digest = hashlib.sha256()
-        for exchange in self.exchanges:
-            for name, variable in exchange.memory.items():
+        for _, _, part in self._parts():
+            for name, variable in part.memory.items():
                 if not name.startswith(OF_WORKERS):
                     digest.update(name.encode() + variable.numpy().tobytes())
         label = f"exchanges of {self._names[0]} and {len(self._names) - 1} more variables"
@@ -437,10 +558,23 @@ class _Entry:
     def _names(self) -> tuple[str, ...]:
         return tuple(variable.name for variable in self.plan.variables)
 
-    def _key(self, exchange: Exchange) -> tuple[tuple[tuple[str, tuple[int, ...]], ...], str]:
-        variables = [self.plan.variables[index] for index in exchange.bucket.indices]
-        names_and_shapes = tuple((variable.name, variable.shape) for variable in variables)
-        return names_and_shapes, exchange.bucket.how
+    def _parts(self) -> list[tuple[_Key, str, Exchange | Steering]]:
+        """Returns all that remembers something, with its ``BucketState.key`` and transport."""
+        buckets = [exchange.bucket for exchange in self.exchanges]
+        parts: list[tuple[_Key, str, Exchange | Steering]] = [
+            ((self._described(exchange.bucket.indices), exchange.bucket.how), transport, exchange)
+            for exchange in self.exchanges
+            for transport in [exchange.bucket.transport]
+        ]
+        for steering in self.steerings:
+            indices = [index for number in steering.numbers for index in buckets[number].indices]
+            how = f"decisions of {buckets[steering.numbers[0]].how}"
+            parts.append(((self._described(indices), how), "", steering))
+        return parts
+
+    def _described(self, indices: Sequence[int]) -> tuple[tuple[str, tuple[int, ...]], ...]:
+        variables = [self.plan.variables[index] for index in indices]
+        return tuple((variable.name, variable.shape) for variable in variables)
 
     def next_step(self) -> tf.Tensor:
         """Returns the number of the next exchange, an int32 scalar, from 1."""

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
@@ -97,6 +99,53 @@ class CompressedMultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStr
         """
         reducer = self.extended.reducer
         return {} if reducer is None else reducer.views()
+
+    @property
+    def decisions(self) -> dict[str, dict[str, float]]:
+        """What is decided on the next exchange, by the variable's name.
+
+        ``"density"`` is the share of the items to be sent, 0 for a gradient that is kept for later,
+        and ``"bits"`` those of a value. Only variables of which either changes from exchange to
+        exchange are listed. The same on all workers.
+        """
+        reducer = self.extended.reducer
+        return {} if reducer is None else reducer.decisions()
+
+    @property
+    def deltas(self) -> dict[str, float]:
+        """How LAGS' assumption holds, by the variable's name: at most 1 where it does.
+
+        The last values measured; see docs/methods/lags.md.
+        """
+        reducer = self.extended.reducer
+        return {} if reducer is None else reducer.deltas()
+
+    def save_profile(self, path: str | os.PathLike[str]) -> None:
+        """Saves what LAGS has measured, for ``methods.lags(profile=path)`` in a later run.
+
+        Args:
+          path: of the file, which each worker that calls this writes.
+
+        Raises:
+          ValueError: nothing is measured yet.
+          OSError: the file cannot be written.
+        """
+        reducer = self.extended.reducer
+        text = "" if reducer is None else reducer.profile()
+        if not text:
+            raise ValueError(
+                "there is no profile to save: no controller has measured anything yet, which LAGS "
+                "does in its first period"
+            )
+        Path(path).write_text(text, encoding="utf-8")
+
+    def measure_again(self) -> None:
+        """Measures the network again, and lets controllers begin anew.
+
+        All workers must call it between the same two steps.
+        """
+        if self.extended.reducer is not None:
+            self.extended.reducer.measure_again()
 
     def scope(self) -> Any:
         """Returns a context manager that makes this strategy current; see TensorFlow."""

@@ -61,7 +61,7 @@ class Decision(NamedTuple):
       state: float64 ``[S]``, what it wants to remember; ``S`` is the same at each decision.
       densities: float64 ``[period, B]``: row ``i`` for the exchange ``i`` of the next period. 0
         sends nothing of the bucket, and keeps it for later; ``Setting.density`` is the codec's
-        own; 1 sends all of it.
+        own. Where sending all as it is takes no more, that is done.
     """
 
     state: np.ndarray
@@ -73,16 +73,29 @@ class Controller(abc.ABC):
 
     Attributes:
       withholds: whether it may send nothing of a bucket.
+      adjusts: whether it chooses densities other than 0 and the codec's own.
+      checks_assumption: whether to measure what sending few items costs; see
+        ``exchanges/assumption.py``.
       period: exchanges between two decisions.
     """
 
     withholds: ClassVar[bool] = False
+    adjusts: ClassVar[bool] = True
+    checks_assumption: ClassVar[bool] = False
     period: int
 
     @property
     @abc.abstractmethod
     def statistics(self) -> tuple[str, ...]:
         """What is to be measured, of ``READY`` and ``CHANGE``."""
+
+    def report(self, setting: Setting, state: np.ndarray) -> str:
+        """Returns what a decision comes to, for people; empty if there is nothing to tell."""
+        return ""
+
+    def profile_text(self, setting: Setting, state: np.ndarray) -> str:
+        """Returns what it has measured, as a file that a later run can begin with; or nothing."""
+        return ""
 
     @abc.abstractmethod
     def start(self, setting: Setting) -> Decision:

@@ -57,6 +57,7 @@ class Lags(base.Controller):
     profile: str = ""
 
     statistics = (base.READY,)
+    checks_assumption = True
 
     def __post_init__(self) -> None:
         if isinstance(self.period, bool) or not isinstance(self.period, int) or self.period < 1:
@@ -90,6 +91,14 @@ class Lags(base.Controller):
         if known.source == "measured":
             return base.Decision(known.pack(), self._rows(known.densities))
         return self._decision(setting, "measured", np.median(measured[base.READY], axis=0))
+
+    def report(self, setting: base.Setting, state: np.ndarray) -> str:
+        found = report(setting, state)
+        return "" if found is None else found.text(setting)
+
+    def profile_text(self, setting: base.Setting, state: np.ndarray) -> str:
+        is_measured = _State.unpack(setting, state).source == "measured"
+        return profile_text(setting, state) if is_measured else ""
 
     def groups(
         self,
@@ -360,6 +369,22 @@ class Report(NamedTuple):
     buckets: tuple[BucketReport, ...]
     largest_speedup: float
     dense_speedup: float
+
+    def text(self, setting: base.Setting) -> str:
+        """Returns a table for people."""
+        lines = [f"LAGS, by {self.source} times; a bucket's exchange and what hides it, in ms:"]
+        for members, bucket in zip(setting.buckets, self.buckets, strict=True):
+            names = ", ".join(setting.variables[index] for index in members)
+            lines.append(
+                f"density {bucket.density:.3g}: work {1e3 * bucket.work:.2f} and messages "
+                f"{1e3 * bucket.message:.2f} {'within' if bucket.is_hidden else 'not within'} "
+                f"{1e3 * bucket.hiding:.2f}: {names}"
+            )
+        lines.append(
+            f"overlap gains at most a factor of {self.largest_speedup:.2f} (S_max); the last "
+            f"exchange is over {self.dense_speedup:.2f} times earlier than if all were dense"
+        )
+        return "\n".join(lines)
 
 
 def report(setting: base.Setting, state: np.ndarray) -> Report | None:

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Schedules of the density: what share of the items to keep at which exchange.
+"""Schedules: what share of the items to keep, or how many bits to code them in, at which exchange.
 
-Workers that know the number of the exchange have the same density without a message. So a schedule
-uses only what has the same bits on all machines: sums, products, quotients, but no powers.
+Workers that know the number of the exchange have the same density without a message if a schedule
+uses only what has the same bits on all machines: sums, products, quotients, but no powers. For any
+other function there is ``Scheduled``, whose values worker 0 sends to all.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import tensorflow as tf
 
@@ -87,3 +88,47 @@ class Highest:
 
     def __call__(self, step: tf.Tensor) -> tf.Tensor:
         return functools.reduce(tf.maximum, [schedule(step) for schedule in self.schedules])
+
+
+@dataclasses.dataclass(frozen=True)
+class Scheduled:
+    """A parameter that any function of the number of exchanges gives.
+
+    Attributes:
+      text: what it is, for people and for comparisons between workers.
+      function: from the number of exchanges so far, an int64 scalar that begins at 0 as that of an
+        optimizer's steps does, to the value.
+      first: its value at the first exchange.
+      identity: what tells it from others with the same text; ``None`` if nothing does.
+    """
+
+    text: str
+    function: Callable[[tf.Tensor], Any] = dataclasses.field(compare=False, repr=False)
+    first: float
+    identity: Any = dataclasses.field(default=None, repr=False)
+
+    def __call__(self, step: tf.Tensor) -> tf.Tensor:
+        """Returns the value at an exchange, a float64 scalar.
+
+        Args:
+          step: int32 scalar, its number, from 1.
+        """
+        return tf.cast(self.function(tf.cast(step, tf.int64) - 1), tf.float64)
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def as_scheduled(function: Callable[[tf.Tensor], Any]) -> Scheduled:
+    """Wraps a ``keras.optimizers.schedules`` object, or any function of the exchanges so far."""
+    if isinstance(function, Scheduled):
+        return function
+    with tf.init_scope():
+        first = float(function(tf.constant(0, tf.int64)))
+    get_config = getattr(function, "get_config", None)
+    if get_config is None:
+        name = getattr(function, "__qualname__", type(function).__qualname__)
+        return Scheduled(f"{name}()", function, first, identity=function)
+    config = {key: value for key, value in get_config().items() if key != "name"}
+    fields = ",".join(f"{key}={value}" for key, value in config.items())
+    return Scheduled(f"{type(function).__name__}({fields})", function, first)

@@ -24,11 +24,26 @@ class Reduced(NamedTuple):
       finite: makes a bool scalar: whether no worker's gradient held an Inf or NaN, and no sum
         became one when cast to the gradient's type. Only called if it is needed.
       updates: the state to store if the step is kept.
+      withholds: whether the bucket may be kept back whole. No other worker then sees whether it is
+        finite, and ``finite`` is this worker's own answer.
     """
 
     gradients: list[tf.Tensor | tf.IndexedSlices]
     finite: Callable[[], tf.Tensor]
     updates: Sequence[state.Update] = ()
+    withholds: bool = False
+
+
+class Chosen(NamedTuple):
+    """What was decided on one exchange of a bucket; ``None`` for what the codec has of its own.
+
+    Attributes:
+      density: float64 scalar from 0, which sends nothing, to 1.
+      bits: int32 scalar.
+    """
+
+    density: tf.Tensor | None = None
+    bits: tf.Tensor | None = None
 
 
 def compression_of(bucket: Bucket) -> Compression:
@@ -52,9 +67,11 @@ def all_finite(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
 
 def nan_unless(finite: tf.Tensor, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
     """Returns the tensors, or as many NaNs."""
-    return tf.cond(
-        finite, lambda: tensors, lambda: [tf.fill(t.shape, np.float32("nan")) for t in tensors]
-    )
+
+    def spoiled() -> list[tf.Tensor]:
+        return [tf.fill(t.shape, tf.constant(np.nan, t.dtype)) for t in tensors]
+
+    return tf.cond(finite, lambda: tensors, spoiled)
 
 
 def pack(tensors: Sequence[tf.Tensor], dtype: tf.DType) -> tf.Tensor:

@@ -7,7 +7,9 @@ them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import tensorflow as tf
 
@@ -16,8 +18,11 @@ from tf_gradcomp import state
 from tf_gradcomp.codecs.base import Codec, Draw, Layout, Transform, VariableShape
 from tf_gradcomp.compression import Compression
 from tf_gradcomp.controllers import view_choice
+from tf_gradcomp.costs import BYTES_PER_WORD
 from tf_gradcomp.exchange_state import RESIDUAL, Share
+from tf_gradcomp.exchanges.assumption import Assumption
 from tf_gradcomp.exchanges.base import (
+    Chosen,
     Reduced,
     all_finite,
     compression_of,
@@ -30,7 +35,26 @@ from tf_gradcomp.exchanges.base import (
 from tf_gradcomp.feedback.error_feedback import ErrorFeedback
 from tf_gradcomp.feedback.momentum import GlobalMomentum, LocalMomentum, Momentum
 from tf_gradcomp.transports import TRANSPORTS
-from tf_gradcomp.transports.base import Collectives, cut, join
+from tf_gradcomp.transports.base import Collectives, PayloadSize, cut, join
+from tf_gradcomp.transports.dense import Dense
+
+
+class _Sent(NamedTuple):
+    """What became of a bucket's coefficients.
+
+    Attributes:
+      total: their sum over the workers, in the shape of the coefficients.
+      finite: bool scalar: whether all of them were finite, as far as anything was sent.
+      lost: the new residuals.
+      momentum: the new momentum, if there is any.
+      words: int64 scalar: 32-bit words that this worker has contributed.
+    """
+
+    total: tf.Tensor
+    finite: tf.Tensor
+    lost: list[tf.Tensor]
+    momentum: list[tf.Tensor]
+    words: tf.Tensor
 
 
 class CompressedExchange:
@@ -38,6 +62,9 @@ class CompressedExchange:
 
     Attributes:
       bucket: which gradients it exchanges.
+      chooser: from the number of the exchange to what was decided on it; ``None`` if nothing is.
+      sent: int64 variable: bytes that this worker has contributed so far; ``None`` where these are
+        the same in each exchange.
     """
 
     def __init__(
@@ -61,6 +88,22 @@ class CompressedExchange:
         shapes = self._transport.residual_shapes(self._layout.shape, self._shard_layout.shape)
         compression = compression_of(self.bucket)
         self._density_schedule = compression.density_schedule
+        self.chooser: Callable[[tf.Tensor], Chosen] | None = None
+        self.sent: tf.Variable | None = None
+        if self.bucket.changes:
+            self.sent = state.host_zeros((), f"sent_bytes_{number}", tf.int64)
+        self._dense = Dense(collectives)
+        self._changes_density = compression.changes_density
+        self._dense_from = math.inf
+        if self._changes_density:
+            self._dense_from = plan_lib.dense_from(
+                plan.variables, self.bucket, collectives.num_workers
+            )
+        self._start_after = compression.start_after
+        self._withholds = compression.withholds
+        self._assumption = None
+        if compression.controller is not None and compression.controller.checks_assumption:
+            self._assumption = Assumption(collectives)
         self._feedback = ErrorFeedback(compression, shapes, collectives.device)
         self._momentum = _momentum(compression, self._layout.shape, collectives)
 
@@ -72,6 +115,11 @@ class CompressedExchange:
         sums, if the transport encodes these. Empty without error feedback.
         """
         return self._feedback.residuals
+
+    @property
+    def delta(self) -> float | None:
+        """The last measured one, of ``Assumption``; ``None`` if none is."""
+        return None if self._assumption is None else float(self._assumption.delta)
 
     @property
     def memory(self) -> dict[str, tf.Variable]:
@@ -108,7 +156,7 @@ class CompressedExchange:
         if not self.residuals:
             return []
         residuals = [residual.read_value() for residual in self.residuals]
-        left = self._transport.merge(residuals, self._collectives.worker_index)
+        left = self._merged(residuals)
         elements = self._current_transform().inverse(left, self.bucket.num_elements)
         elements = self._feedback.in_updates(elements)
         return split(elements, [(variable.num_elements,) for variable in self._variables])
@@ -139,28 +187,22 @@ class CompressedExchange:
         packed = pack(gradients, tf.float32)
         residuals = self._feedback.repaid(learning_rate)
         transform = self._current_transform()
-        codec = self._codec_at(draw.step)
-        coder = _Coder(codec, self._shard_layout, draw, self._collectives.num_workers)
         meant = transform.forward(packed)
         if self._momentum is not None:
             meant = self._momentum.add(meant)
-        summed = self._transport.sum(coder, meant, residuals)
-        bucket = transform.inverse(summed.total, self.bucket.num_elements)
+        chosen = self._chosen(draw.step)
+        sent = self._send(meant, residuals, draw, chosen)
+        if self._assumption is not None:
+            before = meant + self._merged(residuals)
+            self._assumption.check(draw.step, before, self._merged(sent.lost), chosen.density)
+        bucket = transform.inverse(sent.total, self.bucket.num_elements)
         if not self._codec.lossless:
             # Bits of a payload that is not finite say nothing about any element of the bucket.
-            (bucket,) = nan_unless(summed.finite, [bucket])
+            (bucket,) = nan_unless(sent.finite, [bucket])
         sums = unpack(bucket, gradients)
         narrow = [total for total in sums if total.dtype.size < tf.float32.size]
-        lost, momentum = list(summed.residuals), []
+        lost, momentum = sent.lost, sent.momentum
         updates: list[state.Update] = []
-        if self._momentum is not None:
-
-            def without_sent(coefficients: tf.Tensor) -> tf.Tensor:
-                shards = cut(coefficients, self._num_shards, coder.shape)
-                unsent = [coder.without_sent(i, shard) for i, shard in enumerate(shards)]
-                return join(unsent, coefficients)
-
-            momentum = [self._momentum.following(meant, summed.total, without_sent)]
         if self._choice is not None:
             choice, lost, momentum = self._choose_views(
                 self._choice, packed, lost, momentum, draw.step
@@ -169,14 +211,103 @@ class CompressedExchange:
         updates.extend(self._feedback.following(lost, learning_rate))
         if self._momentum is not None:
             updates.append((self._momentum.variable, *momentum))
-        return Reduced(sums, lambda: summed.finite & all_finite(narrow), updates)
+        return Reduced(sums, lambda: sent.finite & all_finite(narrow), updates, self._withholds)
 
-    def _codec_at(self, step: tf.Tensor) -> Codec:
-        """Returns the codec with the density of this exchange."""
-        if self._density_schedule is None:
-            return self._codec
+    def _chosen(self, step: tf.Tensor) -> Chosen:
+        """Returns what is decided on this exchange."""
         with tf.device("CPU:0"):  # as all that becomes a number of items
-            return self._codec.at(self._density_schedule(step))
+            if self._density_schedule is not None:
+                return Chosen(self._density_schedule(step))
+            return Chosen() if self.chooser is None else self.chooser(step)
+
+    def _send(
+        self, meant: tf.Tensor, residuals: list[tf.Tensor], draw: Draw, chosen: Chosen
+    ) -> _Sent:
+        """Sends what was decided: what the codec makes of it, all as it is, or nothing."""
+        ways = [lambda: self._code(meant, residuals, draw, chosen)]
+        with tf.device("CPU:0"):
+            way = tf.constant(0)
+            if self._start_after or self._dense_from < math.inf:
+                is_dense = draw.step <= self._start_after
+                if chosen.density is not None:
+                    is_dense |= chosen.density >= self._dense_from
+                way = tf.where(is_dense, len(ways), way)
+                ways.append(lambda: self._send_all(meant, residuals))
+            if self._withholds:
+                way = tf.where(tf.equal(chosen.density, 0), len(ways), way)
+                ways.append(lambda: self._withhold(meant, residuals))
+        sent = ways[0]() if len(ways) == 1 else tf.switch_case(way, ways)
+        if self.sent is not None:
+            with tf.device(self.sent.device):
+                self.sent.assign_add(BYTES_PER_WORD * sent.words)
+        return sent
+
+    def _code(
+        self, meant: tf.Tensor, residuals: list[tf.Tensor], draw: Draw, chosen: Chosen
+    ) -> _Sent:
+        """Sends what the codec makes of it."""
+        codec = self._codec
+        if self._changes_density or chosen.bits is not None:
+            density = chosen.density if self._changes_density else None
+            with tf.device("CPU:0"):  # as all that becomes a number of items or words
+                codec = codec.at(density, chosen.bits)
+        coder = _Coder(codec, self._shard_layout, draw, self._collectives.num_workers)
+        summed = self._transport.sum(coder, meant, residuals)
+
+        def without_sent(coefficients: tf.Tensor) -> tf.Tensor:
+            shards = cut(coefficients, self._num_shards, coder.shape)
+            unsent = [coder.without_sent(i, shard) for i, shard in enumerate(shards)]
+            return join(unsent, coefficients)
+
+        momentum = self._following_momentum(meant, summed.total, without_sent)
+        num_words = self._transport.payload_words(
+            PayloadSize(
+                coder.num_words(),
+                self._shard_layout.num_items,
+                self._shard_layout.components,
+                self._codec.density(self._shard_layout),
+            ),
+            self._collectives.num_workers,
+        )
+        return _Sent(
+            summed.total,
+            summed.finite,
+            list(summed.residuals),
+            momentum,
+            tf.cast(num_words, tf.int64),
+        )
+
+    def _send_all(self, meant: tf.Tensor, residuals: list[tf.Tensor]) -> _Sent:
+        """Sends all of it as it is, and what was left over."""
+        total = self._dense.sum(meant + self._merged(residuals) if residuals else meant)
+        momentum = self._following_momentum(meant, total, lambda coefficients: coefficients)
+        num_words = tf.size(total, tf.int64)
+        return _Sent(
+            total, all_finite([total]), list(map(tf.zeros_like, residuals)), momentum, num_words
+        )
+
+    def _withhold(self, meant: tf.Tensor, residuals: list[tf.Tensor]) -> _Sent:
+        """Sends nothing, and leaves all of it over."""
+        left = meant + self._merged(residuals)
+        total = tf.zeros_like(meant)
+        momentum = self._following_momentum(meant, total, lambda coefficients: coefficients)
+        lost = [left, *map(tf.zeros_like, residuals[1:])]
+        return _Sent(total, all_finite([left]), lost, momentum, tf.constant(0, tf.int64))
+
+    def _following_momentum(
+        self,
+        meant: tf.Tensor,
+        total: tf.Tensor,
+        without_sent: Callable[[tf.Tensor], tf.Tensor],
+    ) -> list[tf.Tensor]:
+        """Returns the next momentum, if there is any."""
+        if self._momentum is None:
+            return []
+        return [self._momentum.following(meant, total, without_sent)]
+
+    def _merged(self, residuals: Sequence[tf.Tensor]) -> tf.Tensor:
+        """Returns what all residuals say, as one in the shape of the coefficients."""
+        return self._transport.merge(residuals, self._collectives.worker_index)
 
     def _current_transform(self) -> Transform:
         """Returns the transform that the residuals are behind."""
@@ -212,7 +343,7 @@ class CompressedExchange:
             return self._transform.at(new).forward(elements)
 
         def move() -> tuple[list[tf.Tensor], list[tf.Tensor]]:
-            left = self._transport.merge(residuals, self._collectives.worker_index)
+            left = self._merged(residuals)
             return [seen(left), *map(tf.zeros_like, residuals[1:])], list(map(seen, momentum))
 
         def stay() -> tuple[list[tf.Tensor], list[tf.Tensor]]:
@@ -233,6 +364,7 @@ class _Coder:
         self._draw = draw
         self._num_workers = num_workers
         self._sent: dict[int, tf.Tensor | None] = {}  # positions, by shard
+        self._num_words = tf.constant(0.0, tf.float64)
 
     def encode(
         self, shard: int, coefficients: tf.Tensor, residual: tf.Tensor | None, second: bool = False
@@ -248,11 +380,16 @@ class _Coder:
         encoded = self._codec.encode(coefficients, residual, self._layout, draw)
         if not second:
             self._sent[shard] = encoded.positions
+            self._num_words = tf.cast(tf.size(encoded.payload), tf.float64)
         return encoded.payload, encoded.residual
 
     def without_sent(self, shard: int, coefficients: tf.Tensor) -> tf.Tensor:
         """Returns a shard's coefficients with zeros for the items that were encoded first."""
         return self._codec.without(coefficients, self._sent[shard], self._layout)
+
+    def num_words(self) -> tf.Tensor:
+        """Returns the 32-bit words of a shard's payload, a float64 scalar; 0 if there was none."""
+        return self._num_words
 
     def _drops_items(self) -> bool:
         """Whether the payload has no room for all items; if nobody knows before, it may."""

@@ -1,0 +1,346 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Carries decisions to exchanges: what is sent of each bucket, period by period, without retracing.
+
+Decisions of a period are rows of a table, which is a variable. Before the period begins, they are
+made by Python code or by functions in the graph, and worker 0 sends its own to all: workers need
+not compute the same bits.
+"""
+
+from __future__ import annotations
+
+import abc
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from absl import logging
+
+from tf_gradcomp import state
+from tf_gradcomp.clock import Clock
+from tf_gradcomp.compression import Compression
+from tf_gradcomp.controllers.base import CHANGE, READY, Controller, Decision, Setting
+from tf_gradcomp.costs import Costs
+from tf_gradcomp.exchange_state import Share
+from tf_gradcomp.exchanges.base import Chosen, restore
+from tf_gradcomp.plan import Plan, messages_at
+from tf_gradcomp.transports.base import Collectives
+from tf_gradcomp.weights import read_weight
+
+SCHEDULE_PERIOD = 128
+# A share of the items, of which none has so many.
+_LEAST_DENSITY = 1e-12
+_NO_NORM = 1e-12
+
+
+class Steering(abc.ABC):
+    """Decides on the exchanges of all buckets of one compression.
+
+    Attributes:
+      numbers: those of its buckets in the plan.
+      memory: what is remembered from step to step, by name; the same on all workers.
+    """
+
+    def __init__(self, numbers: Sequence[int], period: int, collectives: Collectives) -> None:
+        self.numbers = tuple(numbers)
+        self.memory: dict[str, tf.Variable] = {}
+        self._period = period
+        self._collectives = collectives
+
+    @abc.abstractmethod
+    def chosen(self, number: int, step: tf.Tensor) -> Chosen:
+        """Returns what is decided on an exchange.
+
+        Args:
+          number: that of the bucket in the plan.
+          step: int32 scalar, the number of the exchange, from 1.
+        """
+
+    def restore(self, shares: Sequence[Share]) -> None:
+        """Goes on from what was remembered elsewhere; see ``CompressedExchange``."""
+        restore(self.memory, shares)
+
+    @abc.abstractmethod
+    def decisions(self, step: int) -> list[dict[str, float]]:
+        """Returns what is decided on the exchange of this number, for each of ``numbers``.
+
+        It must be in the period at hand. Reads the state, so not while a graph is traced.
+        """
+
+    @abc.abstractmethod
+    def begin(self) -> None:
+        """Decides on the first period, eagerly; all workers together."""
+
+    def start_step(self, gradients: Sequence[Any]) -> None:
+        """Takes note that a step has begun; by default there is nothing to note.
+
+        Args:
+          gradients: those of the plan's variables, as they will be.
+        """
+        return
+
+    def end_step(self, step: tf.Tensor) -> None:
+        """Takes note that the exchange of this number has happened, and decides if it is time to.
+
+        Args:
+          step: int32 scalar, the number of the exchange.
+        """
+        with tf.device("CPU:0"), tf.name_scope("steering"):
+            is_last = tf.equal(step % self._period, 0)
+            tf.cond(is_last, lambda: self._decide(step), tf.no_op)
+
+    @abc.abstractmethod
+    def _decide(self, step: tf.Tensor) -> tf.Operation:
+        """Stores the decisions on the period that begins after this exchange."""
+
+    def _row(self, table: tf.Variable, step: tf.Tensor) -> tf.Tensor:
+        return tf.gather(table.read_value(), (step - 1) % self._period)
+
+    def _agreed(self, values: tf.Tensor) -> tf.Tensor:
+        """Returns worker 0's values, a vector of static size."""
+        with tf.device(self._collectives.device):
+            return self._collectives.all_gather(values)[0]
+
+
+class ScheduledSteering(Steering):
+    """The values of a compression's ``schedules.Scheduled``."""
+
+    def __init__(
+        self, compression: Compression, numbers: Sequence[int], collectives: Collectives
+    ) -> None:
+        super().__init__(numbers, SCHEDULE_PERIOD, collectives)
+        self._scheduled = compression.scheduled
+        self.memory = {
+            name: state.host_zeros((SCHEDULE_PERIOD,), name, tf.float64) for name in self._scheduled
+        }
+
+    def begin(self) -> None:
+        self._store(tf.constant(0))
+
+    def chosen(self, number: int, step: tf.Tensor) -> Chosen:
+        found = {name: self._row(table, step) for name, table in self.memory.items()}
+        if "density" in found:
+            found["density"] = tf.clip_by_value(found["density"], _LEAST_DENSITY, 1.0)
+        if "bits" in found:
+            found["bits"] = tf.cast(tf.round(found["bits"]), tf.int32)
+        return Chosen(**found)
+
+    def decisions(self, step: int) -> list[dict[str, float]]:
+        chosen = self.chosen(self.numbers[0], tf.constant(step))
+        found = {name: value for name, value in chosen._asdict().items() if value is not None}
+        return [{name: float(value) for name, value in found.items()}] * len(self.numbers)
+
+    def _decide(self, step: tf.Tensor) -> tf.Operation:
+        return self._store(step)
+
+    def _store(self, step: tf.Tensor) -> tf.Operation:
+        steps = step + 1 + tf.range(self._period)
+        values = [
+            tf.map_fn(scheduled, steps, fn_output_signature=tf.float64)
+            for scheduled in self._scheduled.values()
+        ]
+        # What is no number must not become a number of items: all of them, then.
+        flat = tf.concat([tf.where(tf.math.is_nan(v), np.float64(np.inf), v) for v in values], 0)
+        agreed = tf.split(self._agreed(flat), len(values))
+        pairs = zip(self.memory.values(), agreed, strict=True)
+        return tf.group(*[table.assign(values) for table, values in pairs])
+
+
+class ControlledSteering(Steering):
+    """The decisions of a compression's controller, and what it asks to be measured."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        compression: Compression,
+        numbers: Sequence[int],
+        owners: Sequence[weakref.ref[Any]],
+        collectives: Collectives,
+        costs: Costs,
+    ) -> None:
+        assert compression.controller is not None
+        self._controller: Controller = compression.controller
+        super().__init__(numbers, self._controller.period, collectives)
+        self._plan = plan
+        self._costs = costs
+        indices = [index for number in numbers for index in plan.buckets[number].indices]
+        self._indices = indices
+        self._setting = self._make_setting(dict(compression.params).get("density", 1.0))
+        self._owners = [owners[index] for index in indices]
+        decision = self._checked(self._controller.start(self._setting))
+        self._state = state.host_zeros(decision.state.shape, "controller", tf.float64)
+        self._densities = state.host_zeros(decision.densities.shape, "densities", tf.float64)
+        self.memory = {"controller": self._state, "densities": self._densities}
+        statistics = self._controller.statistics
+        self._clock = None
+        if READY in statistics and not costs.network.measured:
+            logging.warning(
+                "Under op determinism times are not measured, for what is decided by them could "
+                "differ from run to run: %s goes on as it begins.",
+                type(self._controller).__name__,
+            )
+        if READY in statistics:
+            if costs.network.measured:
+                self._clock = Clock(len(indices))
+            # Not remembered: it is another on each worker, and of another run's machines.
+            self._ready = state.host_zeros((self._period, len(indices)), "ready", tf.float64)
+        self._before: list[tf.Variable] = []
+        if CHANGE in statistics:
+            self._before = [
+                state.local_zeros(plan.variables[i].shape, collectives.device, "weights_before")
+                for i in indices
+            ]
+            self.memory |= state.by_name("weights_before", self._before)
+
+    def _make_setting(self, density: float) -> Setting:
+        variables, buckets = self._plan.variables, [self._plan.buckets[n] for n in self.numbers]
+        ends = np.cumsum([len(bucket.indices) for bucket in buckets])
+        starts = [0, *ends[:-1]]
+        num_workers = self._collectives.num_workers
+
+        def message_seconds(number: int, density: float) -> float:
+            messages = messages_at(variables, buckets[number], density, num_workers)
+            return self._costs.network.seconds(messages)
+
+        return Setting(
+            variables=tuple(variables[index].name for index in self._indices),
+            sizes=tuple(variables[index].num_elements for index in self._indices),
+            buckets=tuple(tuple(range(*span)) for span in zip(starts, ends, strict=True)),
+            density=density,
+            work=tuple(bucket.estimates[0].work for bucket in buckets),
+            message_seconds=message_seconds,
+        )
+
+    def begin(self) -> None:
+        decision = self._checked(self._controller.start(self._setting))
+        self._store(tf.constant(decision.state), tf.constant(decision.densities))
+        if READY in self._controller.statistics:
+            self._ready.assign(tf.fill(self._ready.shape, np.float64("nan")))
+        for before, owner in zip(self._before, self._owners, strict=False):
+            before.assign(tf.cast(read_weight(owner()), tf.float32))
+
+    def chosen(self, number: int, step: tf.Tensor) -> Chosen:
+        return Chosen(self._row(self._densities, step)[self.numbers.index(number)])
+
+    def decisions(self, step: int) -> list[dict[str, float]]:
+        row = self._densities.numpy()[(step - 1) % self._period]
+        return [{"density": density} for density in row.tolist()]
+
+    def profile(self) -> str:
+        """Returns what the controller has measured, for ``Lags.profile``; empty if nothing."""
+        return self._controller.profile_text(self._setting, self._state.numpy())
+
+    def start_step(self, gradients: Sequence[Any]) -> None:
+        """Takes the times when gradients are there, if these matter."""
+        if self._clock is not None:
+            self._clock.start()
+            for position, index in enumerate(self._indices):
+                self._clock.note(position, gradients[index])
+
+    def end_step(self, step: tf.Tensor) -> None:
+        if self._clock is not None:
+            with tf.device("CPU:0"):
+                row = [[(step - 1) % self._period]]
+                self._ready.scatter_nd_update(row, [self._clock.read()])
+        super().end_step(step)
+
+    def _decide(self, step: tf.Tensor) -> tf.Operation:
+        measured = self._measured()
+        shapes = [self._state.shape, self._densities.shape]
+        new_state, densities = tf.numpy_function(
+            self._decide_in_python,
+            [self._state.read_value(), self._densities.read_value(), *measured.values()],
+            [tf.float64, tf.float64],
+        )
+        return self._store(
+            tf.ensure_shape(new_state, shapes[0]), tf.ensure_shape(densities, shapes[1])
+        )
+
+    def _measured(self) -> dict[str, tf.Tensor]:
+        """Returns what the controller has asked for; see ``controllers.base``."""
+        measured = {}
+        for statistic in self._controller.statistics:
+            if statistic == READY:
+                flat = tf.reshape(self._ready.read_value(), [-1])
+                with tf.device(self._collectives.device):
+                    slowest = tf.reduce_max(self._collectives.all_gather(flat), axis=0)
+                measured[READY] = tf.reshape(slowest, self._ready.shape)
+            else:
+                measured[CHANGE] = self._change()
+        return measured
+
+    def _change(self) -> tf.Tensor:
+        """Returns the relative change of each bucket's weights, and begins anew."""
+        with tf.device(self._collectives.device):
+            weights = [tf.cast(read_weight(owner()), tf.float32) for owner in self._owners]
+            differences, norms = [], []
+            for weight, before in zip(weights, self._before, strict=True):
+                old = before.read_value()
+                differences.append(tf.reduce_sum(tf.square(weight - old)))
+                norms.append(tf.reduce_sum(tf.square(old)))
+        with tf.control_dependencies([*differences, *norms]):
+            for weight, before in zip(weights, self._before, strict=True):
+                before.assign(weight)
+        changes = []
+        for bucket in self._setting.buckets:
+            moved, norm = (
+                tf.sqrt(tf.cast(tf.add_n([parts[i] for i in bucket]), tf.float64))
+                for parts in (differences, norms)
+            )
+            changes.append(moved / (norm + _NO_NORM))
+        # Weights that are no numbers have not changed in any way that matters.
+        return tf.stack([tf.where(tf.math.is_finite(c), c, np.float64(0)) for c in changes])
+
+    def _decide_in_python(
+        self, old_state: np.ndarray, densities: np.ndarray, *measured: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        if not all(np.isfinite(values).all() for values in measured):
+            return old_state, densities  # times of part of a period
+        names = self._controller.statistics
+        decision = self._controller.decide(
+            self._setting, old_state, dict(zip(names, measured, strict=True))
+        )
+        decision = self._checked(decision)
+        report = self._controller.report(self._setting, decision.state)
+        is_news = report != self._controller.report(self._setting, old_state)
+        if is_news and self._collectives.worker_index == 0:
+            logging.info("%s", report)
+        return decision
+
+    def _checked(self, decision: Decision) -> Decision:
+        """Returns a decision as arrays of doubles, once it is one."""
+        decided = np.asarray(decision.densities, np.float64)
+        shape = (self._period, len(self.numbers))
+        if decided.shape != shape or not ((decided >= 0) & (decided <= 1)).all():
+            raise ValueError(
+                f"{type(self._controller).__name__} must decide on densities in [0, 1] of shape "
+                f"{shape}, got {decided}"
+            )
+        return Decision(np.asarray(decision.state, np.float64), decided)
+
+    def _store(self, new_state: tf.Tensor, densities: tf.Tensor) -> tf.Operation:
+        flat = tf.concat([new_state, tf.reshape(densities, [-1])], 0)
+        agreed = self._agreed(flat)
+        num_state = new_state.shape[0]
+        return tf.group(
+            self._state.assign(agreed[:num_state]),
+            self._densities.assign(tf.reshape(agreed[num_state:], densities.shape)),
+        )
+
+
+def make_steerings(
+    plan: Plan, owners: Sequence[weakref.ref[Any]], collectives: Collectives, costs: Costs
+) -> list[Steering]:
+    """Makes what decides on the exchanges of a plan, for each compression that needs any."""
+    numbers: dict[Compression, list[int]] = {}
+    for number, bucket in enumerate(plan.buckets):
+        if bucket.compression is not None:
+            numbers.setdefault(bucket.compression, []).append(number)
+    steerings: list[Steering] = []
+    for compression, own in numbers.items():
+        if compression.controller is not None:
+            steerings.append(ControlledSteering(plan, compression, own, owners, collectives, costs))
+        elif compression.scheduled:
+            steerings.append(ScheduledSteering(compression, own, collectives))
+    return steerings
