@@ -57,6 +57,13 @@ class Bucket:
         return self.compression is not None and self.compression.changes
 
     @property
+    def steady(self) -> Bucket:
+        """The same with ``Compression.steady``."""
+        if self.compression is None:
+            return self
+        return dataclasses.replace(self, compression=self.compression.steady)
+
+    @property
     def how(self) -> str:
         """How it is exchanged, in words."""
         return str(self.compression or ("row-sparse" if self.row_sparse else "dense"))

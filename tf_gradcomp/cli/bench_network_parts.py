@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import TypeAlias
 
@@ -25,10 +26,13 @@ class Parts:
     Only the transport `all_gather` has one place to cut. Of all other exchanges the whole work
     counts as encoding: of transports and low-rank methods that work between several messages, the
     packing of dense gradients, and the work on rows of sparse ones, as if all workers had the same.
+    Where what is sent changes from exchange to exchange, it is what the codec has of its own.
     """
 
     def __init__(self, plan: Plan, collectives: Collectives) -> None:
         self._network = _CutCollectives(collectives)
+        buckets = tuple(bucket.steady for bucket in plan.buckets)
+        plan = dataclasses.replace(plan, buckets=buckets)
         numbers = range(len(plan.buckets))
         self._exchanges = [make_exchange(plan, number, self._network) for number in numbers]
         # An argument: as a constant, it would let TensorFlow remove the condition in `commit`.

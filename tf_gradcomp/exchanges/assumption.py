@@ -21,12 +21,17 @@ from tf_gradcomp import state
 from tf_gradcomp.controllers.view_choice import is_due
 from tf_gradcomp.transports.base import Collectives
 
+# A prime: a tensor's rows should not be as long, lest a heavy column meets itself.
+_SKETCH_SIZE = 251
+
 
 class Assumption:
     """The last delta of one bucket.
 
-    It takes two exchanges of dense gradients, so it is measured at the exchanges of
-    ``view_choice.is_due`` only: ever less often.
+    The sums over the workers are never made: norms are those of sketches, of which 251 numbers
+    each are sent (Alon, Matias and Szegedy, STOC 1996). An energy is thereby off by a factor with a
+    standard deviation of 9 %, and exact for a bucket of no more items. It is measured at the
+    exchanges of ``view_choice.is_due``: ever less often.
 
     Attributes:
       delta: float64 variable; 0 where nothing was dropped, or not measured yet.
@@ -36,7 +41,9 @@ class Assumption:
         self._collectives = collectives
         self.delta = state.host_zeros((), "delta", tf.float64)
 
-    def check(self, step: tf.Tensor, meant: tf.Tensor, lost: tf.Tensor, density: tf.Tensor) -> None:
+    def check(
+        self, step: tf.Tensor, meant: tf.Tensor, lost: tf.Tensor, density: tf.Tensor
+    ) -> None:
         """Measures if it is time to.
 
         Args:
@@ -47,12 +54,24 @@ class Assumption:
         """
 
         def measure() -> tf.Tensor:
-            whole, dropped = map(self._energy_of_sum, (meant, lost))
-            expected = (1 - density) * whole
-            return self.delta.assign(tf.math.divide_no_nan(dropped, expected))
+            flat = tf.stack([tf.reshape(meant, [-1]), tf.reshape(lost, [-1])])
+            sketches = self._collectives.all_reduce(_sketches(flat, step))
+            energies = tf.reduce_sum(tf.square(tf.cast(sketches, tf.float64)), axis=1)
+            expected = (1 - density) * energies[0]
+            return self.delta.assign(tf.math.divide_no_nan(energies[1], expected))
 
         tf.cond(is_due(step), measure, self.delta.read_value)
 
-    def _energy_of_sum(self, coefficients: tf.Tensor) -> tf.Tensor:
-        total = self._collectives.all_reduce(coefficients)
-        return tf.cast(tf.reduce_sum(tf.square(total)), tf.float64)
+
+def _sketches(rows: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
+    """Returns float32 ``[R, _SKETCH_SIZE]``: sums of some items each, with signs drawn at random.
+
+    Args:
+      rows: float32 ``[R, n]``.
+      step: the signs are those of this exchange, the same on all workers.
+    """
+    num_rows, size = rows.shape
+    padded = tf.pad(rows, [[0, 0], [0, -size % _SKETCH_SIZE]])
+    items = tf.reshape(padded, (num_rows, -1, _SKETCH_SIZE))
+    coins = tf.random.stateless_uniform(items.shape[1:], (step, 0), 0, 2, tf.int32)
+    return tf.reduce_sum(items * tf.cast(2 * coins - 1, tf.float32), axis=1)
