@@ -34,6 +34,7 @@ METHODS = {
     "C_nat": "natural",
     "DGC 0.1 %": str(methods.dgc(warmup=200)),
     "PowerSGD rank 4": "powersgd:rank=4",
+    "layer window": str(methods.layer_window()),
 }
 
 

@@ -165,8 +165,8 @@ def test_a_schedule_is_part_of_a_compression():
     both = Compression.from_spec("randomk:density=0.1,grow_after=9,warmup=4")
     assert both.density_schedule == Highest((WarmUp(0.1, 4), Growth(0.1, 9)))
     for compression in (warm, both):
-        assert compression.steady.density_schedule is None
-        assert compression.steady == Compression(compression.codec, compression.params)
+        assert compression.steady().density_schedule is None
+        assert compression.steady() == Compression(compression.codec, compression.params)
     assert Compression("natural").density_schedule is None
 
 

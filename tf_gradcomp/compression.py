@@ -249,10 +249,7 @@ class Compression:
         """
         if self.is_dense:
             raise ValueError("codec 'none' sends gradients as they are: there is nothing to build")
-        params = _at_first(dict(self.params))
-        if density is not None and "density" in params:
-            params["density"] = density
-        return registry.build(self.codec, params)
+        return registry.build(self.codec, self._steady_params(density))
 
     @property
     def scheduled(self) -> dict[str, schedules.Scheduled]:
@@ -289,17 +286,26 @@ class Compression:
             parts.append(schedules.Growth(dict(self.params)["density"], self.grow_after))
         return schedules.Highest(tuple(parts)) if parts else None
 
-    @property
-    def steady(self) -> Compression:
-        """The same with what the first exchange has of schedules, at every exchange."""
+    def steady(self, density: float | None = None) -> Compression:
+        """Returns the same with what the first exchange has of schedules, at every exchange.
+
+        Args:
+          density: takes the place of the codec's, if it has any; ``None`` does not.
+        """
         return dataclasses.replace(
             self,
-            params=tuple(_at_first(dict(self.params)).items()),
+            params=tuple(self._steady_params(density).items()),
             warmup=0,
             grow_after=0,
             start_after=0,
             controller=None,
         )
+
+    def _steady_params(self, density: float | None) -> dict[str, Any]:
+        params = _at_first(dict(self.params))
+        if density is not None and "density" in params:
+            params["density"] = density
+        return params
 
     @classmethod
     def from_spec(cls, spec: str) -> Compression:

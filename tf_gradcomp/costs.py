@@ -99,12 +99,15 @@ class Costs(Protocol):
         """Forgets the figures of the network, which may have changed."""
         ...
 
-    def work(self, variables: Sequence[VariableInfo], bucket: Bucket) -> float:
+    def work(
+        self, variables: Sequence[VariableInfo], bucket: Bucket, density: float | None = None
+    ) -> float:
         """Returns the seconds of work that an exchange takes on a worker.
 
         Args:
           variables: those of the plan.
           bucket: a compressed one, of some of them.
+          density: in place of the codec's own.
         """
         ...
 
@@ -117,6 +120,8 @@ class AssumedCosts:
     def measure_again(self) -> None:
         """Does nothing."""
 
-    def work(self, variables: Sequence[VariableInfo], bucket: Bucket) -> float:
+    def work(
+        self, variables: Sequence[VariableInfo], bucket: Bucket, density: float | None = None
+    ) -> float:
         """Returns 0."""
         return 0.0

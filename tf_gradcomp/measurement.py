@@ -54,13 +54,16 @@ class MeasuredCosts:
         """Forgets the figures of the network: they are measured at the next use."""
         self._network = None
 
-    def work(self, variables: Sequence[VariableInfo], bucket: Bucket) -> float:
+    def work(
+        self, variables: Sequence[VariableInfo], bucket: Bucket, density: float | None = None
+    ) -> float:
         """Returns the seconds of work that an exchange takes on the slowest worker.
 
         Of buckets of about the same size, one is measured.
         """
         if not self.network.measured:
             return AssumedCosts().work(variables, bucket)
+        bucket = bucket.steady(density)
         known = self._work.setdefault((bucket.compression, bucket.transport), [])
         for size, seconds in known:
             if size <= _SIZE_RATIO * bucket.num_elements <= _SIZE_RATIO**2 * size:
@@ -115,7 +118,7 @@ def measure_work(
     If the density changes from step to step, those with the codec's.
     """
     with tf.init_scope(), tf.device(collectives.device):
-        plan = Plan(tuple(variables), (bucket.steady,))
+        plan = Plan(tuple(variables), (bucket.steady(),))
         exchange = make_exchange(plan, 0, SilentCollectives(collectives))
         gradients = [
             tf.cast(tf.random.stateless_normal(variables[i].shape, (0, i)), variables[i].dtype)

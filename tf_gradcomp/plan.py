@@ -56,12 +56,11 @@ class Bucket:
         """Whether what is sent may differ in size from exchange to exchange as it is told to."""
         return self.compression is not None and self.compression.changes
 
-    @property
-    def steady(self) -> Bucket:
-        """The same with ``Compression.steady``."""
+    def steady(self, density: float | None = None) -> Bucket:
+        """Returns the same with ``Compression.steady``."""
         if self.compression is None:
             return self
-        return dataclasses.replace(self, compression=self.compression.steady)
+        return dataclasses.replace(self, compression=self.compression.steady(density))
 
     @property
     def how(self) -> str:

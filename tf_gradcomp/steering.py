@@ -9,6 +9,7 @@ not compute the same bits.
 from __future__ import annotations
 
 import abc
+import math
 import weakref
 from collections.abc import Sequence
 from typing import Any
@@ -24,7 +25,7 @@ from tf_gradcomp.controllers.base import CHANGE, READY, Controller, Decision, Se
 from tf_gradcomp.costs import Costs
 from tf_gradcomp.exchange_state import Share
 from tf_gradcomp.exchanges.base import Chosen, restore
-from tf_gradcomp.plan import Plan, messages_at
+from tf_gradcomp.plan import Plan, dense_from, messages_at
 from tf_gradcomp.transports.base import Collectives
 from tf_gradcomp.weights import read_weight
 
@@ -32,6 +33,8 @@ SCHEDULE_PERIOD = 128
 # A share of the items, of which none has so many.
 _LEAST_DENSITY = 1e-12
 _NO_NORM = 1e-12
+# Work is measured with the codec's density and one higher by this factor, and grows evenly.
+_HIGHER = 20
 
 
 class Steering(abc.ABC):
@@ -203,12 +206,26 @@ class ControlledSteering(Steering):
             messages = messages_at(variables, buckets[number], density, num_workers)
             return self._costs.network.seconds(messages)
 
+        # Measured now, when all workers do; decisions are made in between.
+        at_own = [bucket.estimates[0].work for bucket in buckets]
+        at_high, dense_at = at_own, [math.inf] * len(buckets)
+        high = min(1.0, _HIGHER * density)
+        if self._controller.adjusts:
+            at_high = [self._costs.work(variables, bucket, high) for bucket in buckets]
+            dense_at = [dense_from(variables, bucket, num_workers) for bucket in buckets]
+
+        def work_seconds(number: int, share: float) -> float:
+            if share >= dense_at[number]:
+                return 0.0
+            growth = max(0.0, at_high[number] - at_own[number]) / max(high - density, 1e-9)
+            return at_own[number] + growth * max(share - density, 0.0)
+
         return Setting(
             variables=tuple(variables[index].name for index in self._indices),
             sizes=tuple(variables[index].num_elements for index in self._indices),
             buckets=tuple(tuple(range(*span)) for span in zip(starts, ends, strict=True)),
             density=density,
-            work=tuple(bucket.estimates[0].work for bucket in buckets),
+            work_seconds=work_seconds,
             message_seconds=message_seconds,
         )
 

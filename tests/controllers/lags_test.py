@@ -57,17 +57,38 @@ def seconds_of(setting, b, kept):
     return setting.message_seconds(b, (kept - 0.5) / setting.bucket_sizes()[b])
 
 
-def make_setting(sizes, buckets=None, work=None, latency=0, rate=1, density=0.01):
-    """Returns a setting in which messages take ``latency + rate * items kept``."""
+def work_of(setting, b, kept):
+    """Returns the seconds of work on so many items, without a doubt about rounding."""
+    return setting.work_seconds(b, (kept - 0.5) / setting.bucket_sizes()[b])
+
+
+def make_setting(
+    sizes, buckets=None, work=None, latency=0, rate=1, density=0.01, effort=0, dense_from=2.0
+):
+    """Returns a setting in which messages take ``latency + rate * items kept``.
+
+    Work takes ``effort`` for each item kept, and what is given. From a density of ``dense_from``
+    on, all items are sent, and there is no work.
+    """
     buckets = buckets or tuple((index,) for index in range(len(sizes)))
     bucket_sizes = [sum(sizes[index] for index in bucket) for bucket in buckets]
+    own = work or [0] * len(buckets)
+
+    def work_seconds(b, share):
+        kept = count(share, bucket_sizes[b])
+        return 0 if kept >= dense_from * bucket_sizes[b] else own[b] + effort * kept
+
+    def message_seconds(b, share):
+        kept = count(share, bucket_sizes[b])
+        return latency + rate * (bucket_sizes[b] if kept >= dense_from * bucket_sizes[b] else kept)
+
     return Setting(
         variables=tuple(f"layer_{index}/kernel" for index in range(len(sizes))),
         sizes=tuple(sizes),
         buckets=tuple(map(tuple, buckets)),
         density=density,
-        work=tuple(work or [0] * len(buckets)),
-        message_seconds=lambda b, share: latency + rate * count(share, bucket_sizes[b]),
+        work_seconds=work_seconds,
+        message_seconds=message_seconds,
     )
 
 
@@ -79,7 +100,13 @@ def random_setting(rng):
     buckets = [tuple(range(low, high)) for low, high in itertools.pairwise(cuts)]
     work = [int(seconds) for seconds in rng.integers(0, 12, len(buckets))]
     setting = make_setting(
-        sizes, buckets, work, latency=int(rng.integers(0, 6)), rate=int(rng.integers(0, 4))
+        sizes,
+        buckets,
+        work,
+        latency=int(rng.integers(0, 6)),
+        rate=int(rng.integers(0, 4)),
+        effort=int(rng.integers(0, 3)),
+        dense_from=float(rng.choice([0.3, 0.7, 2.0])),
     )
     # Gradients may come in another order than that of the exchange.
     ready = np.cumsum(rng.integers(0, 60, num_variables)) - rng.integers(0, 40, num_variables)
@@ -118,7 +145,7 @@ def test_densities_are_the_highest_of_all_counts_that_are_hidden():
             hidden = [
                 k
                 for k in allowed
-                if seconds_of(setting, b, k) + setting.work[b] <= times[b + 1] - times[b]
+                if seconds_of(setting, b, k) + work_of(setting, b, k) <= times[b + 1] - times[b]
             ]
             num_hidden += bool(hidden)
             num_capped += not hidden
@@ -136,7 +163,8 @@ def test_exchanges_are_over_when_the_next_bucket_is_there():
         densities = decided(Lags(1, max_ratio), setting, ready).densities[0]
         times = bucket_times(setting, ready)
         messages = [setting.message_seconds(b, d) for b, d in enumerate(densities)]
-        ends = played(times, setting.work, messages)
+        work = [setting.work_seconds(b, d) for b, d in enumerate(densities)]
+        ends = played(times, work, messages)
         for b, size in enumerate(setting.bucket_sizes()[:-1]):
             kept = count(densities[b], size)
             is_alone = b == 0 or ends[b - 1] <= times[b]
@@ -145,9 +173,10 @@ def test_exchanges_are_over_when_the_next_bucket_is_there():
                 assert kept == math.ceil(size / max_ratio)
                 num_late += 1
             elif is_alone and kept < size:
-                more = list(messages)
+                more, harder = list(messages), list(work)
                 more[b] = seconds_of(setting, b, kept + 1)
-                assert played(times, setting.work, more)[b] > times[b + 1]
+                harder[b] = work_of(setting, b, kept + 1)
+                assert played(times, harder, more)[b] > times[b + 1]
                 num_hidden += 1
     assert num_hidden > 100
     assert num_late > 100
@@ -159,7 +188,7 @@ def test_a_density_means_its_count_to_all_that_round_up(data):
     size = data.draw(st.integers(1, 2**31))
     kept = data.draw(st.integers(1, size))
     (density,) = lags.hidden_densities(
-        [float(kept)], [size], [0.0], lambda _, share: count(share, size), float(size)
+        [float(kept)], [size], lambda *_: 0, lambda _, share: count(share, size), float(size)
     )
     assert 0 < density <= 1
     assert math.ceil(density * size) == kept
@@ -329,7 +358,8 @@ def test_reports_are_those_of_played_timelines():
     for setting, ready, max_ratio in random_settings(100, seed=7):
         found = lags.report(setting, decided(Lags(1, max_ratio), setting, ready).state)
         times = bucket_times(setting, ready)
-        own = played(times, setting.work, [bucket.message for bucket in found.buckets])[-1]
+        work = [bucket.work for bucket in found.buckets]
+        own = played(times, work, [bucket.message for bucket in found.buckets])[-1]
         dense = [setting.message_seconds(b, 1.0) for b in range(len(times))]
         end = played(times, [0] * len(times), dense)[-1]
         assert found.dense_speedup == (end / own if own else 1)

@@ -26,7 +26,7 @@ def setting(sizes):
         sizes=tuple(sizes[::-1]),
         buckets=tuple((bucket,) for bucket in range(len(sizes))),
         density=DENSITY,
-        work=(0.0,) * len(sizes),
+        work_seconds=lambda bucket, density: 0.0,
         message_seconds=lambda bucket, density: 0.0,
     )
 

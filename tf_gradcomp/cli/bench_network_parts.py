@@ -31,7 +31,7 @@ class Parts:
 
     def __init__(self, plan: Plan, collectives: Collectives) -> None:
         self._network = _CutCollectives(collectives)
-        buckets = tuple(bucket.steady for bucket in plan.buckets)
+        buckets = tuple(bucket.steady() for bucket in plan.buckets)
         plan = dataclasses.replace(plan, buckets=buckets)
         numbers = range(len(plan.buckets))
         self._exchanges = [make_exchange(plan, number, self._network) for number in numbers]

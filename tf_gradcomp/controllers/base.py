@@ -36,8 +36,9 @@ class Setting:
       sizes: elements of each variable.
       buckets: positions of the variables of each of the B buckets; together all of them.
       density: the codec's own density, in (0, 1]; 1 for one that keeps all items.
-      work: seconds of packing, encoding, decoding and so on in the exchange of each bucket, on the
-        slowest worker.
+      work_seconds: from the number of a bucket and a density to the seconds of packing, encoding,
+        decoding and so on in its exchange, on the slowest worker. It does not fall as the density
+        grows, but to 0 where gradients are sent as they are.
       message_seconds: from the number of a bucket and a density to the seconds that the messages
         of its exchange take, if nothing else went on. It never falls as the density grows.
     """
@@ -46,7 +47,7 @@ class Setting:
     sizes: tuple[int, ...]
     buckets: tuple[tuple[int, ...], ...]
     density: float
-    work: tuple[float, ...]
+    work_seconds: Callable[[int, float], float]
     message_seconds: Callable[[int, float], float]
 
     def bucket_sizes(self) -> list[int]:

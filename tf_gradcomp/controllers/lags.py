@@ -123,7 +123,7 @@ class Lags(base.Controller):
         densities = hidden_densities(
             hiding_seconds(bucket_ready(setting, ready)),
             setting.bucket_sizes(),
-            setting.work,
+            setting.work_seconds,
             setting.message_seconds,
             self.max_ratio,
         )
@@ -187,7 +187,7 @@ def hiding_seconds(ready: np.ndarray) -> np.ndarray:
 def hidden_densities(
     hiding: Sequence[float] | np.ndarray,
     sizes: Sequence[int],
-    work: Sequence[float],
+    work_seconds: Callable[[int, float], float],
     message_seconds: Callable[[int, float], float],
     max_ratio: float,
 ) -> np.ndarray:
@@ -195,7 +195,7 @@ def hidden_densities(
 
     Of the ``n`` elements of bucket ``b`` as many are kept, ``k``, as
 
-        message_seconds(b, k / n) + work[b] <= hiding[b]
+        message_seconds(b, k / n) + work_seconds(b, k / n) <= hiding[b]
 
     allows: the largest of all ``k`` from ``n / max_ratio`` to ``n``, or the smallest if none is
     hidden. The density is ``k / n``, rounded such that ``ceil(density * n)`` is ``k``.
@@ -205,13 +205,13 @@ def hidden_densities(
     Args:
       hiding: seconds that hide the exchange of each bucket.
       sizes: elements of each bucket, at least 1.
-      work: as in ``Setting``.
+      work_seconds: as in ``Setting``.
       message_seconds: as in ``Setting``.
       max_ratio: at least 1.
     """
 
     def is_hidden(b: int, density: float) -> bool:
-        return bool(message_seconds(b, density) + work[b] <= hiding[b])
+        return bool(message_seconds(b, density) + work_seconds(b, density) <= hiding[b])
 
     densities = [
         _highest_hidden(size, math.ceil(size / max_ratio), functools.partial(is_hidden, b))
@@ -400,18 +400,19 @@ def report(setting: base.Setting, state: np.ndarray) -> Report | None:
     ready = bucket_ready(setting, variable_ready)
     numbers = range(len(setting.buckets))
     messages = [setting.message_seconds(b, float(densities[b])) for b in numbers]
+    work = [setting.work_seconds(b, float(densities[b])) for b in numbers]
     hiding = [float(seconds) for seconds in hiding_seconds(ready)]
     buckets = tuple(
         BucketReport(
             hiding[b],
-            setting.work[b],
+            work[b],
             messages[b],
             float(densities[b]),
-            messages[b] + setting.work[b] <= hiding[b],
+            messages[b] + work[b] <= hiding[b],
         )
         for b in numbers
     )
-    end = exchange_ends(ready, setting.work, messages)[-1]
+    end = exchange_ends(ready, work, messages)[-1]
     dense = [setting.message_seconds(b, 1.0) for b in numbers]
     dense_end = exchange_ends(ready, [0.0] * len(dense), dense)[-1]
     return Report(

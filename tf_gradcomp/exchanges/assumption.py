@@ -41,9 +41,7 @@ class Assumption:
         self._collectives = collectives
         self.delta = state.host_zeros((), "delta", tf.float64)
 
-    def check(
-        self, step: tf.Tensor, meant: tf.Tensor, lost: tf.Tensor, density: tf.Tensor
-    ) -> None:
+    def check(self, step: tf.Tensor, meant: tf.Tensor, lost: tf.Tensor, density: tf.Tensor) -> None:
         """Measures if it is time to.
 
         Args:
