@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The other examples run, on text and images made here, and on clicks that one makes up."""
+"""The other examples run, on text and images made here, and on what some of them make up."""
 
 import os
 import re
@@ -66,6 +66,14 @@ def test_layers_are_compared_with_the_model_at_equal_bytes(tmp_path, rng):
     layer, model = (int(number.replace(",", "")) for number in row.groups())
     assert 0 < layer - model <= 0.01 * model  # four more scales and headers
     assert "`dithering:block=0,kind=standard,levels=1,scope=model,transport=all_gather`" in shown
+
+
+def test_floors_are_reported_with_and_without_a_remedy():
+    shown = run(EXAMPLES / "theta_floor.py")
+    rows = [line.split("|")[1:-1] for line in shown.splitlines() if line.startswith("| 0.")]
+    assert len(rows) == 2 * 2 * 3  # noise, codecs and thetas
+    assert sum(row[1].strip() != "-" for row in rows) == 2 * 3
+    assert all(float(constant) > float(growing) for _, _, constant, growing, _ in rows)
 
 
 def recommend(users, items, batch, steps):

@@ -8,7 +8,6 @@ else on data made here, from which there is something to learn, too.
 
 import shutil
 
-import fashion_mnist
 import language
 import numpy as np
 import pytest
@@ -23,19 +22,8 @@ from tf_gradcomp.policy import Policy, VariableInfo
 DENSITIES = (0.01, 0.001)
 
 
-def image_batches(size, rng, monkeypatch):
-    def refuse(folder):
-        raise OSError("a test downloads nothing")
-
-    monkeypatch.setattr(fashion_mnist, "_download", refuse)
-    try:
-        images = fashion_mnist.load(fashion_mnist.locate(None))
-        name, pixels, labels = images.name, images.train_images, images.train_labels
-    except FileNotFoundError:
-        name = "images made here"
-        labels = rng.integers(0, 10, 4000)
-        classes = rng.random((10, 7, 7)).repeat(4, axis=1).repeat(4, axis=2)
-        pixels = np.uint8(127 * (classes[labels] + rng.random((4000, 28, 28))))[..., np.newaxis]
+def image_batches(size, images):
+    name, pixels, labels = images
     starts = range(0, len(pixels) - size, size)
     return name, ((pixels[i : i + size] / np.float32(255), labels[i : i + size]) for i in starts)
 
@@ -82,10 +70,10 @@ def kept_shares(model, optimizer, batches, steps):
 
 
 @pytest.mark.parametrize("example", ["vision", "language"])
-def test_sidco_keeps_what_is_wanted_within_a_fifth(example, rng, monkeypatch):
+def test_sidco_keeps_what_is_wanted_within_a_fifth(example, rng, request):
     tf.keras.utils.set_random_seed(0)
     if example == "vision":
-        name, batches = image_batches(32, rng, monkeypatch)
+        name, batches = image_batches(32, request.getfixturevalue("images"))
         model, optimizer = vision.build_model(), tf.keras.optimizers.SGD(0.05, momentum=0.9)
     else:
         name, batches = word_batches(8, rng)
