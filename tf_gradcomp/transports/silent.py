@@ -25,8 +25,8 @@ class SilentCollectives:
         return tf.stack([words[self.worker_index]] * self.num_workers)
 
     def all_reduce(self, tensor: tf.Tensor) -> tf.Tensor:
-        """Returns what this worker contributes."""
-        return tf.identity(tensor)
+        """Returns what this worker contributes, times ``W``."""
+        return tf.cast(self.num_workers, tensor.dtype) * tensor
 
     def gather_text(self, text: str) -> list[str]:
         """Returns the text ``W`` times."""
