@@ -312,7 +312,8 @@ class GradientReducer:
     def _agree_on(self, conditions: Sequence[tf.Tensor]) -> tf.Tensor:
         """Returns whether all conditions, bool scalars, are met on all workers."""
         own = tf.cast(tf.reduce_all(conditions), tf.float32)
-        count = self.collectives.all_reduce(own[tf.newaxis])[0]
+        with tf.name_scope("gradient_exchange_agreement"):
+            count = self.collectives.all_reduce(own[tf.newaxis])[0]
         return tf.equal(count, self.collectives.num_workers)
 
     def _entry_for(

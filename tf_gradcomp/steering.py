@@ -139,10 +139,7 @@ class ScheduledSteering(Steering):
 
     def _store(self, step: tf.Tensor) -> tf.Operation:
         steps = step + 1 + tf.range(self._period)
-        values = [
-            tf.map_fn(scheduled, steps, fn_output_signature=tf.float64)
-            for scheduled in self._scheduled.values()
-        ]
+        values = [scheduled.values(steps) for scheduled in self._scheduled.values()]
         # What is no number must not become a number of items: all of them, then.
         flat = tf.concat([tf.where(tf.math.is_nan(v), np.float64(np.inf), v) for v in values], 0)
         agreed = tf.split(self._agreed(flat), len(values))

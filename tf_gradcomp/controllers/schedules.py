@@ -13,6 +13,7 @@ import functools
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
+import numpy as np
 import tensorflow as tf
 
 # From the number of the exchange, an int32 scalar from 1, to the density, a float64 scalar.
@@ -96,39 +97,51 @@ class Scheduled:
 
     Attributes:
       text: what it is, for people and for comparisons between workers.
-      function: from the number of exchanges so far, an int64 scalar that begins at 0 as that of an
-        optimizer's steps does, to the value.
+      function: from the number of exchanges so far, which begins at 0 as that of an optimizer's
+        steps does, to the value.
       first: its value at the first exchange.
-      identity: what tells it from others with the same text; ``None`` if nothing does.
+      identity: what tells it from others with the same text; ``None`` for a Keras schedule, which
+        its text describes, and which takes a tensor. Other functions take an integer.
     """
 
     text: str
-    function: Callable[[tf.Tensor], Any] = dataclasses.field(compare=False, repr=False)
+    function: Callable[[Any], Any] = dataclasses.field(compare=False, repr=False)
     first: float
     identity: Any = dataclasses.field(default=None, repr=False)
 
-    def __call__(self, step: tf.Tensor) -> tf.Tensor:
-        """Returns the value at an exchange, a float64 scalar.
+    def values(self, steps: tf.Tensor) -> tf.Tensor:
+        """Returns the values at some exchanges, float64 ``[E]``.
 
         Args:
-          step: int32 scalar, its number, from 1.
+          steps: int32 ``[E]``, their numbers, from 1.
         """
-        return tf.cast(self.function(tf.cast(step, tf.int64) - 1), tf.float64)
+        so_far = tf.cast(steps, tf.int64) - 1
+        if self.identity is None:
+            return tf.map_fn(
+                lambda step: tf.cast(self.function(step), tf.float64),
+                so_far,
+                fn_output_signature=tf.float64,
+            )
+
+        def in_python(numbers: np.ndarray) -> np.ndarray:
+            return np.array([float(self.function(int(number))) for number in numbers])
+
+        return tf.ensure_shape(tf.numpy_function(in_python, [so_far], tf.float64), steps.shape)
 
     def __str__(self) -> str:
         return self.text
 
 
-def as_scheduled(function: Callable[[tf.Tensor], Any]) -> Scheduled:
+def as_scheduled(function: Callable[[Any], Any]) -> Scheduled:
     """Wraps a ``keras.optimizers.schedules`` object, or any function of the exchanges so far."""
     if isinstance(function, Scheduled):
         return function
-    with tf.init_scope():
-        first = float(function(tf.constant(0, tf.int64)))
     get_config = getattr(function, "get_config", None)
     if get_config is None:
         name = getattr(function, "__qualname__", type(function).__qualname__)
-        return Scheduled(f"{name}()", function, first, identity=function)
+        return Scheduled(f"{name}()", function, float(function(0)), identity=function)
+    with tf.init_scope():
+        first = float(function(tf.constant(0, tf.int64)))
     config = {key: value for key, value in get_config().items() if key != "name"}
     fields = ",".join(f"{key}={value}" for key, value in config.items())
     return Scheduled(f"{type(function).__name__}({fields})", function, first)
