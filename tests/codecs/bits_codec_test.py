@@ -13,7 +13,7 @@ from tf_gradcomp.codecs.range_float import RangeFloat
 from tf_gradcomp.codecs.top_k import TopK
 from tf_gradcomp.codecs.uniform import Uniform
 from tf_gradcomp.compression import Compression
-from tf_gradcomp.exchanges import compressed
+from tf_gradcomp.exchanges.coder import BucketCoder
 from tf_gradcomp.transports import TRANSPORTS
 
 SIZE, NUM_WORKERS = 3000, 3
@@ -169,7 +169,7 @@ def test_an_exchange_is_that_of_its_bits(spec, transport):
             outcomes = []
             for at_bits in (codec.at(bits=tf.constant(bits)), codec_of(spec, bits=bits)):
                 before = collectives.words_sent
-                coder = compressed._Coder(at_bits, shard, draw, NUM_WORKERS)
+                coder = BucketCoder(at_bits, shard, draw, NUM_WORKERS)
                 outcomes.append(way.sum(coder, meant, residuals))
                 words.append(collectives.words_sent - before)
             changing, static = outcomes

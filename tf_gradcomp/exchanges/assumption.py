@@ -15,6 +15,8 @@ Source: Shi et al., "Layer-wise Adaptive Gradient Sparsification", ECAI 2020 (ar
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import tensorflow as tf
 
 from tf_gradcomp import state
@@ -41,18 +43,23 @@ class Assumption:
         self._collectives = collectives
         self.delta = state.host_zeros((), "delta", tf.float64)
 
-    def check(self, step: tf.Tensor, meant: tf.Tensor, lost: tf.Tensor, density: tf.Tensor) -> None:
+    def check(
+        self,
+        step: tf.Tensor,
+        meant_and_lost: Callable[[], tuple[tf.Tensor, tf.Tensor]],
+        density: tf.Tensor,
+    ) -> None:
         """Measures if it is time to.
 
         Args:
           step: int32 scalar, the number of the exchange.
-          meant: float32, this worker's coefficients and what was left over.
-          lost: float32 of the same shape: what is left over now.
+          meant_and_lost: makes this worker's coefficients and what was left over, float32, and what
+            is left over now, of the same shape.
           density: float64 scalar, the share of the items that this worker sends.
         """
 
         def measure() -> tf.Tensor:
-            flat = tf.stack([tf.reshape(meant, [-1]), tf.reshape(lost, [-1])])
+            flat = tf.stack([tf.reshape(tensor, [-1]) for tensor in meant_and_lost()])
             sketches = self._collectives.all_reduce(_sketches(flat, step))
             energies = tf.reduce_sum(tf.square(tf.cast(sketches, tf.float64)), axis=1)
             expected = (1 - density) * energies[0]

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from tf_gradcomp import plan as plan_lib
 from tf_gradcomp import state
-from tf_gradcomp.codecs.base import Codec, Draw, Layout, Transform, VariableShape
+from tf_gradcomp.codecs.base import Codec, Draw, Transform, VariableShape
 from tf_gradcomp.compression import Compression
 from tf_gradcomp.controllers import view_choice
 from tf_gradcomp.costs import BYTES_PER_WORD
@@ -32,6 +32,7 @@ from tf_gradcomp.exchanges.base import (
     split,
     unpack,
 )
+from tf_gradcomp.exchanges.coder import BucketCoder
 from tf_gradcomp.feedback.error_feedback import ErrorFeedback
 from tf_gradcomp.feedback.momentum import GlobalMomentum, LocalMomentum, Momentum
 from tf_gradcomp.transports import TRANSPORTS
@@ -43,14 +44,14 @@ class _Sent(NamedTuple):
     """What became of a bucket's coefficients.
 
     Attributes:
-      total: their sum over the workers, in the shape of the coefficients.
+      bucket: the sum of the workers' gradients, float32 ``[n]``.
       finite: bool scalar: whether all of them were finite, as far as anything was sent.
       lost: the new residuals.
       momentum: the new momentum, if there is any.
       words: int64 scalar: 32-bit words that this worker has contributed.
     """
 
-    total: tf.Tensor
+    bucket: tf.Tensor
     finite: tf.Tensor
     lost: list[tf.Tensor]
     momentum: list[tf.Tensor]
@@ -191,15 +192,14 @@ class CompressedExchange:
         if self._momentum is not None:
             meant = self._momentum.add(meant)
         chosen = self._chosen(draw.step)
-        sent = self._send(meant, residuals, draw, chosen)
+        sent = self._send(transform, meant, residuals, draw, chosen)
         if self._assumption is not None:
-            before = meant + self._merged(residuals)
-            self._assumption.check(draw.step, before, self._merged(sent.lost), chosen.density)
-        bucket = transform.inverse(sent.total, self.bucket.num_elements)
-        if not self._codec.lossless:
-            # Bits of a payload that is not finite say nothing about any element of the bucket.
-            (bucket,) = nan_unless(sent.finite, [bucket])
-        sums = unpack(bucket, gradients)
+            self._assumption.check(
+                draw.step,
+                lambda: (meant + self._merged(residuals), self._merged(sent.lost)),
+                chosen.density,
+            )
+        sums = unpack(sent.bucket, gradients)
         narrow = [total for total in sums if total.dtype.size < tf.float32.size]
         lost, momentum = sent.lost, sent.momentum
         updates: list[state.Update] = []
@@ -216,15 +216,21 @@ class CompressedExchange:
     def _chosen(self, step: tf.Tensor) -> Chosen:
         """Returns what is decided on this exchange."""
         with tf.device("CPU:0"):  # as all that becomes a number of items
+            chosen = Chosen() if self.chooser is None else self.chooser(step)
             if self._density_schedule is not None:
-                return Chosen(self._density_schedule(step))
-            return Chosen() if self.chooser is None else self.chooser(step)
+                chosen = chosen._replace(density=self._density_schedule(step))
+            return chosen
 
     def _send(
-        self, meant: tf.Tensor, residuals: list[tf.Tensor], draw: Draw, chosen: Chosen
+        self,
+        transform: Transform,
+        meant: tf.Tensor,
+        residuals: list[tf.Tensor],
+        draw: Draw,
+        chosen: Chosen,
     ) -> _Sent:
         """Sends what was decided: what the codec makes of it, all as it is, or nothing."""
-        ways = [lambda: self._code(meant, residuals, draw, chosen)]
+        ways = [lambda: self._code(transform, meant, residuals, draw, chosen)]
         with tf.device("CPU:0"):
             way = tf.constant(0)
             if self._start_after or self._dense_from < math.inf:
@@ -232,7 +238,7 @@ class CompressedExchange:
                 if chosen.density is not None:
                     is_dense |= chosen.density >= self._dense_from
                 way = tf.where(is_dense, len(ways), way)
-                ways.append(lambda: self._send_all(meant, residuals))
+                ways.append(lambda: self._send_all(transform, meant, residuals))
             if self._withholds:
                 way = tf.where(tf.equal(chosen.density, 0), len(ways), way)
                 ways.append(lambda: self._withhold(meant, residuals))
@@ -243,7 +249,12 @@ class CompressedExchange:
         return sent
 
     def _code(
-        self, meant: tf.Tensor, residuals: list[tf.Tensor], draw: Draw, chosen: Chosen
+        self,
+        transform: Transform,
+        meant: tf.Tensor,
+        residuals: list[tf.Tensor],
+        draw: Draw,
+        chosen: Chosen,
     ) -> _Sent:
         """Sends what the codec makes of it."""
         codec = self._codec
@@ -251,8 +262,12 @@ class CompressedExchange:
             density = chosen.density if self._changes_density else None
             with tf.device("CPU:0"):  # as all that becomes a number of items or words
                 codec = codec.at(density, chosen.bits)
-        coder = _Coder(codec, self._shard_layout, draw, self._collectives.num_workers)
+        coder = BucketCoder(codec, self._shard_layout, draw, self._collectives.num_workers)
         summed = self._transport.sum(coder, meant, residuals)
+        bucket = transform.inverse(summed.total, self.bucket.num_elements)
+        if not self._codec.lossless:
+            # Bits of a payload that is not finite say nothing about any element of the bucket.
+            (bucket,) = nan_unless(summed.finite, [bucket])
 
         def without_sent(coefficients: tf.Tensor) -> tf.Tensor:
             shards = cut(coefficients, self._num_shards, coder.shape)
@@ -270,29 +285,36 @@ class CompressedExchange:
             self._collectives.num_workers,
         )
         return _Sent(
-            summed.total,
+            bucket,
             summed.finite,
             list(summed.residuals),
             momentum,
             tf.cast(num_words, tf.int64),
         )
 
-    def _send_all(self, meant: tf.Tensor, residuals: list[tf.Tensor]) -> _Sent:
+    def _send_all(
+        self, transform: Transform, meant: tf.Tensor, residuals: list[tf.Tensor]
+    ) -> _Sent:
         """Sends all of it as it is, and what was left over."""
         total = self._dense.sum(meant + self._merged(residuals) if residuals else meant)
-        momentum = self._following_momentum(meant, total, lambda coefficients: coefficients)
-        num_words = tf.size(total, tf.int64)
         return _Sent(
-            total, all_finite([total]), list(map(tf.zeros_like, residuals)), momentum, num_words
+            transform.inverse(total, self.bucket.num_elements),
+            all_finite([total]),
+            list(map(tf.zeros_like, residuals)),
+            self._following_momentum(meant, total, _all_of),
+            tf.size(total, tf.int64),
         )
 
     def _withhold(self, meant: tf.Tensor, residuals: list[tf.Tensor]) -> _Sent:
         """Sends nothing, and leaves all of it over."""
         left = meant + self._merged(residuals)
-        total = tf.zeros_like(meant)
-        momentum = self._following_momentum(meant, total, lambda coefficients: coefficients)
-        lost = [left, *map(tf.zeros_like, residuals[1:])]
-        return _Sent(total, all_finite([left]), lost, momentum, tf.constant(0, tf.int64))
+        return _Sent(
+            tf.zeros((self.bucket.num_elements,)),
+            all_finite([left]),
+            [left, *map(tf.zeros_like, residuals[1:])],
+            self._following_momentum(meant, tf.zeros_like(meant), _all_of),
+            tf.constant(0, tf.int64),
+        )
 
     def _following_momentum(
         self,
@@ -352,58 +374,6 @@ class CompressedExchange:
         return new, *tf.cond(tf.reduce_all(tf.equal(new, old)), stay, move)
 
 
-class _Coder:
-    """A codec at work on the shards of one bucket, in one exchange; ``transports.base.Coder``."""
-
-    def __init__(self, codec: Codec, layout: Layout, draw: Draw, num_workers: int) -> None:
-        self.shape = layout.shape
-        self.lossless = codec.lossless
-        self.addable = codec.addable
-        self._codec = codec
-        self._layout = layout
-        self._draw = draw
-        self._num_workers = num_workers
-        self._sent: dict[int, tf.Tensor | None] = {}  # positions, by shard
-        self._num_words = tf.constant(0.0, tf.float64)
-
-    def encode(
-        self, shard: int, coefficients: tf.Tensor, residual: tf.Tensor | None, second: bool = False
-    ) -> tuple[tf.Tensor, tf.Tensor | None]:
-        draw = self._draw._replace(shard=shard)
-        if second:
-            # Other random numbers, but for positions: a sum has no other items than its parts.
-            draw = draw._replace(worker=draw.worker + self._num_workers)
-        if second and residual is None and self._drops_items():
-            # Random-k scales up what it keeps unless there is a residual: once is enough.
-            zeros = tf.zeros(self.shape)
-            return self._codec.encode(coefficients, zeros, self._layout, draw).payload, None
-        encoded = self._codec.encode(coefficients, residual, self._layout, draw)
-        if not second:
-            self._sent[shard] = encoded.positions
-            self._num_words = tf.cast(tf.size(encoded.payload), tf.float64)
-        return encoded.payload, encoded.residual
-
-    def without_sent(self, shard: int, coefficients: tf.Tensor) -> tf.Tensor:
-        """Returns a shard's coefficients with zeros for the items that were encoded first."""
-        return self._codec.without(coefficients, self._sent[shard], self._layout)
-
-    def num_words(self) -> tf.Tensor:
-        """Returns the 32-bit words of a shard's payload, a float64 scalar; 0 if there was none."""
-        return self._num_words
-
-    def _drops_items(self) -> bool:
-        """Whether the payload has no room for all items; if nobody knows before, it may."""
-        density = self._codec.density(self._layout)
-        return tf.is_tensor(density) or density < 1
-
-    def decode_sum(self, shard: int, payloads: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        draw = self._draw._replace(shard=shard)
-        return self._codec.decode_sum(payloads, self._layout, draw)
-
-    def addends(self, payload: tf.Tensor) -> tf.Tensor:
-        return self._codec.addends(payload, self._layout)
-
-
 def _merged_residual(share: Share) -> tf.Tensor:
     residuals = [
         tf.constant(array) for name, array in share.arrays.items() if name.startswith(RESIDUAL)
@@ -421,3 +391,8 @@ def _momentum(
         factor = compression.global_momentum
         return GlobalMomentum(factor, shape, collectives.device, collectives.num_workers)
     return None
+
+
+def _all_of(coefficients: tf.Tensor) -> tf.Tensor:
+    """Returns what remains of a momentum where no items were chosen to be sent: all of it."""
+    return coefficients
