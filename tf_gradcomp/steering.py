@@ -30,8 +30,9 @@ from tf_gradcomp.transports.base import Collectives
 from tf_gradcomp.weights import read_weight
 
 SCHEDULE_PERIOD = 128
-# A share of the items, of which none has so many.
-_LEAST_DENSITY = 1e-12
+# Of scheduled values. No bucket has so many items that a share of 1e-12 is more than one of them;
+# codecs take as many bits as they can of those that they are told.
+_RANGES = {"density": (1e-12, 1.0), "bits": (1.0, 32.0)}
 _NO_NORM = 1e-12
 # Work is measured with the codec's density and one higher by this factor, and grows evenly.
 _HIGHER = 20
@@ -123,26 +124,29 @@ class ScheduledSteering(Steering):
 
     def chosen(self, number: int, step: tf.Tensor) -> Chosen:
         found = {name: self._row(table, step) for name, table in self.memory.items()}
-        if "density" in found:
-            found["density"] = tf.clip_by_value(found["density"], _LEAST_DENSITY, 1.0)
         if "bits" in found:
-            found["bits"] = tf.cast(tf.round(found["bits"]), tf.int32)
+            found["bits"] = tf.cast(found["bits"], tf.int32)
         return Chosen(**found)
 
     def decisions(self, step: int) -> list[dict[str, float]]:
-        chosen = self.chosen(self.numbers[0], tf.constant(step))
-        found = {name: value for name, value in chosen._asdict().items() if value is not None}
-        return [{name: float(value) for name, value in found.items()}] * len(self.numbers)
+        row = (step - 1) % self._period
+        found = {name: float(table.numpy()[row]) for name, table in self.memory.items()}
+        return [found] * len(self.numbers)
 
     def _decide(self, step: tf.Tensor) -> tf.Operation:
         return self._store(step)
 
     def _store(self, step: tf.Tensor) -> tf.Operation:
         steps = step + 1 + tf.range(self._period)
-        values = [scheduled.values(steps) for scheduled in self._scheduled.values()]
-        # What is no number must not become a number of items: all of them, then.
-        flat = tf.concat([tf.where(tf.math.is_nan(v), np.float64(np.inf), v) for v in values], 0)
-        agreed = tf.split(self._agreed(flat), len(values))
+        values = []
+        for name, scheduled in self._scheduled.items():
+            value = scheduled.values(steps)
+            # What is no number must not become a number of items or bits: the most, then.
+            value = tf.where(tf.math.is_nan(value), np.float64(np.inf), value)
+            least, most = _RANGES[name]
+            value = tf.clip_by_value(value, np.float64(least), np.float64(most))
+            values.append(tf.round(value) if name == "bits" else value)
+        agreed = tf.split(self._agreed(tf.concat(values, 0)), len(values))
         pairs = zip(self.memory.values(), agreed, strict=True)
         return tf.group(*[table.assign(values) for table, values in pairs])
 
