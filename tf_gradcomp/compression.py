@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -403,6 +404,7 @@ def _at_first(params: Mapping[str, Any]) -> dict[str, Any]:
     values = {}
     for key, value in params.items():
         if isinstance(value, schedules.Scheduled):
-            value = round(value.first) if key == "bits" else value.first
+            first = value.first
+            value = round(first) if key == "bits" and math.isfinite(first) else first
         values[key] = value
     return values

@@ -96,7 +96,7 @@ class Costs(Protocol):
     def network(self) -> Network: ...
 
     def measure_again(self) -> None:
-        """Forgets the figures of the network, which may have changed."""
+        """Measures the network again, which may have changed; all workers together."""
         ...
 
     def work(

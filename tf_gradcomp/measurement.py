@@ -51,8 +51,10 @@ class MeasuredCosts:
         return self._network
 
     def measure_again(self) -> None:
-        """Forgets the figures of the network: they are measured at the next use."""
-        self._network = None
+        """Measures the network again, if it was; all workers must call it together."""
+        if self._network is not None:
+            self._network = None
+            _ = self.network
 
     def work(
         self, variables: Sequence[VariableInfo], bucket: Bucket, density: float | None = None

@@ -165,8 +165,8 @@ def messages_at(
     return messages if _words(messages) < dense.words else [dense]
 
 
-def dense_from(variables: Sequence[VariableInfo], bucket: Bucket, num_workers: int) -> float:
-    """Returns the least density from which on gradients are sent as they are; ``inf`` for none.
+def dense_beyond(variables: Sequence[VariableInfo], bucket: Bucket, num_workers: int) -> float:
+    """Returns the density beyond which gradients are sent as they are; ``inf`` for none.
 
     Where that sends no more, and sending less is what the transport is for.
 
@@ -187,7 +187,8 @@ def dense_from(variables: Sequence[VariableInfo], bucket: Bucket, num_workers: i
     while least < most:
         middle = (least + most) // 2
         least, most = (least, middle) if is_dense(middle) else (middle + 1, most)
-    return most / bucket.num_elements
+    # Any more than so many elements are at least one more.
+    return (most - 1) / bucket.num_elements
 
 
 def _words(messages: Sequence[Message]) -> float:

@@ -136,7 +136,7 @@ class GradientReducer:
         }
 
     def counted_bytes(self, keys: Collection[str]) -> list[tuple[plan_lib.Plan, int, int]]:
-        """Returns for each plan the exchanges so far, and the bytes that this worker has sent.
+        """Returns for each plan the exchanges of this run, and the bytes that this worker has sent.
 
         Those of buckets of which the size of what is sent changes.
 
@@ -146,7 +146,7 @@ class GradientReducer:
         return [
             (
                 entry.plan,
-                int(entry.counter),
+                int(entry.counter) - entry.num_before,
                 sum(
                     int(exchange.sent)
                     for exchange in entry.exchanges
@@ -176,7 +176,7 @@ class GradientReducer:
         with tf.init_scope(), tf.device(self.collectives.device):
             for entry in self._alive(None):
                 for steering in entry.steerings:
-                    steering.begin()
+                    steering.begin(int(entry.counter))
 
     def row_sparse_bytes(self, keys: Collection[str]) -> int:
         """Returns the bytes that this worker has sent so far for rows of sparse gradients.
@@ -359,11 +359,11 @@ class GradientReducer:
         with tf.init_scope(), tf.device(self.collectives.device):
             steerings = make_steerings(plan, tuple(owners.values()), self.collectives, costs)
             for steering in steerings:
-                steering.begin()
+                steering.begin(0)
                 for number in steering.numbers:
                     exchange = exchanges[number]
                     assert isinstance(exchange, CompressedExchange)
-                    exchange.chooser = functools.partial(steering.chosen, number)
+                    exchange.choosers.append(functools.partial(steering.chosen, number))
         entry = _Entry(plan, exchanges, steerings, counter, dict(owners), watch, set(owners))
         with tf.init_scope():
             if self._saved:
@@ -492,7 +492,8 @@ class _Entry:
         step = int(self.counter) + 1
         found: dict[int, dict[str, float]] = {}
         for steering in self.steerings:
-            found.update(zip(steering.numbers, steering.decisions(step), strict=True))
+            for number, decision in zip(steering.numbers, steering.decisions(step), strict=True):
+                found[number] = found.get(number, {}) | decision
         by_schedule: dict[Compression, float] = {}
         for number, bucket in enumerate(self.plan.buckets):
             compression = bucket.compression
@@ -501,7 +502,7 @@ class _Entry:
             if compression not in by_schedule:
                 density = compression.density_schedule(tf.constant(step))
                 by_schedule[compression] = float(density)
-            found.setdefault(number, {})["density"] = by_schedule[compression]
+            found[number] = found.get(number, {}) | {"density": by_schedule[compression]}
         return found
 
     def state(self) -> PlanState:
@@ -519,6 +520,9 @@ class _Entry:
         plan = saved.take(self._names)
         self.num_before = 0 if plan is None else plan.num_exchanges
         self.counter.assign(self.num_before)
+        for exchange in self.exchanges:
+            if isinstance(exchange, CompressedExchange) and exchange.sent is not None:
+                exchange.sent.assign(0)  # as they are of the exchanges since
         if plan is not None:
             # As it was then: not to take over once more.
             keys = list(self.owners)
@@ -535,7 +539,7 @@ class _Entry:
             for variable in part.memory.values():
                 variable.assign(tf.zeros_like(variable))
             if isinstance(part, Steering):
-                part.begin()
+                part.begin(self.num_before)
             logging.warning(
                 "Of what was saved, nothing fits the exchange by %s of %s: what it remembers, "
                 "such as residuals and momentum, begins anew.",
@@ -569,7 +573,9 @@ class _Entry:
         ]
         for steering in self.steerings:
             indices = [index for number in steering.numbers for index in buckets[number].indices]
-            how = f"decisions of {buckets[steering.numbers[0]].how}"
+            # What is decided on buckets says nothing of others of the same variables.
+            sizes = "+".join(str(len(buckets[number].indices)) for number in steering.numbers)
+            how = f"{steering.kind} of {buckets[steering.numbers[0]].how} in buckets of {sizes}"
             parts.append(((self._described(indices), how), "", steering))
         return parts
 

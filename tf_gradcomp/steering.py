@@ -12,7 +12,7 @@ import abc
 import math
 import weakref
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import tensorflow as tf
@@ -25,7 +25,7 @@ from tf_gradcomp.controllers.base import CHANGE, READY, Controller, Decision, Se
 from tf_gradcomp.costs import Costs
 from tf_gradcomp.exchange_state import Share
 from tf_gradcomp.exchanges.base import Chosen, restore
-from tf_gradcomp.plan import Plan, dense_from, messages_at
+from tf_gradcomp.plan import Plan, dense_beyond, messages_at
 from tf_gradcomp.transports.base import Collectives
 from tf_gradcomp.weights import read_weight
 
@@ -42,9 +42,12 @@ class Steering(abc.ABC):
     """Decides on the exchanges of all buckets of one compression.
 
     Attributes:
+      kind: what its decisions are called where they are saved.
       numbers: those of its buckets in the plan.
       memory: what is remembered from step to step, by name; the same on all workers.
     """
+
+    kind: ClassVar[str]
 
     def __init__(self, numbers: Sequence[int], period: int, collectives: Collectives) -> None:
         self.numbers = tuple(numbers)
@@ -73,8 +76,12 @@ class Steering(abc.ABC):
         """
 
     @abc.abstractmethod
-    def begin(self) -> None:
-        """Decides on the first period, eagerly; all workers together."""
+    def begin(self, num_exchanges: int) -> None:
+        """Decides on the period at hand, eagerly and anew; all workers together.
+
+        Args:
+          num_exchanges: exchanges so far.
+        """
 
     def start_step(self, gradients: Sequence[Any]) -> None:
         """Takes note that a step has begun; by default there is nothing to note.
@@ -110,6 +117,8 @@ class Steering(abc.ABC):
 class ScheduledSteering(Steering):
     """The values of a compression's ``schedules.Scheduled``."""
 
+    kind = "schedules"
+
     def __init__(
         self, compression: Compression, numbers: Sequence[int], collectives: Collectives
     ) -> None:
@@ -119,8 +128,8 @@ class ScheduledSteering(Steering):
             name: state.host_zeros((SCHEDULE_PERIOD,), name, tf.float64) for name in self._scheduled
         }
 
-    def begin(self) -> None:
-        self._store(tf.constant(0))
+    def begin(self, num_exchanges: int) -> None:
+        self._store(tf.constant(num_exchanges // self._period * self._period))
 
     def chosen(self, number: int, step: tf.Tensor) -> Chosen:
         found = {name: self._row(table, step) for name, table in self.memory.items()}
@@ -153,6 +162,8 @@ class ScheduledSteering(Steering):
 
 class ControlledSteering(Steering):
     """The decisions of a compression's controller, and what it asks to be measured."""
+
+    kind = "decisions"
 
     def __init__(
         self,
@@ -209,14 +220,14 @@ class ControlledSteering(Steering):
 
         # Measured now, when all workers do; decisions are made in between.
         at_own = [bucket.estimates[0].work for bucket in buckets]
-        at_high, dense_at = at_own, [math.inf] * len(buckets)
+        at_high, sparse_to = at_own, [math.inf] * len(buckets)
         high = min(1.0, _HIGHER * density)
         if self._controller.adjusts:
             at_high = [self._costs.work(variables, bucket, high) for bucket in buckets]
-            dense_at = [dense_from(variables, bucket, num_workers) for bucket in buckets]
+            sparse_to = [dense_beyond(variables, bucket, num_workers) for bucket in buckets]
 
         def work_seconds(number: int, share: float) -> float:
-            if share >= dense_at[number]:
+            if share > sparse_to[number]:
                 return 0.0
             growth = max(0.0, at_high[number] - at_own[number]) / max(high - density, 1e-9)
             return at_own[number] + growth * max(share - density, 0.0)
@@ -230,7 +241,7 @@ class ControlledSteering(Steering):
             message_seconds=message_seconds,
         )
 
-    def begin(self) -> None:
+    def begin(self, num_exchanges: int) -> None:
         decision = self._checked(self._controller.start(self._setting))
         self._store(tf.constant(decision.state), tf.constant(decision.densities))
         if READY in self._controller.statistics:
@@ -330,10 +341,16 @@ class ControlledSteering(Steering):
         """Returns a decision as arrays of doubles, once it is one."""
         decided = np.asarray(decision.densities, np.float64)
         shape = (self._period, len(self.numbers))
-        if decided.shape != shape or not ((decided >= 0) & (decided <= 1)).all():
+        own, controller = self._setting.density, self._controller
+        is_allowed = (decided > 0) & (decided <= 1) if controller.adjusts else decided == own
+        allowed = "from above 0 to 1" if controller.adjusts else f"of {own}"
+        if controller.withholds:
+            is_allowed |= decided == 0
+            allowed += ", or 0,"
+        if decided.shape != shape or not is_allowed.all():
             raise ValueError(
-                f"{type(self._controller).__name__} must decide on densities in [0, 1] of shape "
-                f"{shape}, got {decided}"
+                f"{type(controller).__name__} must decide on densities {allowed} in an array of "
+                f"shape {shape}, got {decided}"
             )
         return Decision(np.asarray(decision.state, np.float64), decided)
 
@@ -359,6 +376,6 @@ def make_steerings(
     for compression, own in numbers.items():
         if compression.controller is not None:
             steerings.append(ControlledSteering(plan, compression, own, owners, collectives, costs))
-        elif compression.scheduled:
+        if compression.scheduled:
             steerings.append(ScheduledSteering(compression, own, collectives))
     return steerings

@@ -42,8 +42,13 @@ def from_spec(spec: str) -> Controller:
 
 
 def to_spec(controller: Controller) -> str:
-    """Returns the shortest text that ``from_spec`` reads as an equal controller."""
-    name = next(name for name, kind in _CONTROLLERS.items() if type(controller) is kind)
+    """Returns the shortest text that ``from_spec`` reads as an equal controller.
+
+    One of another class is only described: no spec can say it.
+    """
+    name = next((n for n, kind in _CONTROLLERS.items() if type(controller) is kind), None)
+    if name is None:
+        return repr(controller)
     fields = dataclasses.fields(controller)  # type: ignore[arg-type]
     values = [
         (field.name, getattr(controller, field.name))

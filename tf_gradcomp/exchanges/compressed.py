@@ -63,7 +63,7 @@ class CompressedExchange:
 
     Attributes:
       bucket: which gradients it exchanges.
-      chooser: from the number of the exchange to what was decided on it; ``None`` if nothing is.
+      choosers: each from the number of the exchange to something that was decided on it.
       sent: int64 variable: bytes that this worker has contributed so far; ``None`` where these are
         the same in each exchange.
     """
@@ -89,21 +89,23 @@ class CompressedExchange:
         shapes = self._transport.residual_shapes(self._layout.shape, self._shard_layout.shape)
         compression = compression_of(self.bucket)
         self._density_schedule = compression.density_schedule
-        self.chooser: Callable[[tf.Tensor], Chosen] | None = None
+        self.choosers: list[Callable[[tf.Tensor], Chosen]] = []
         self.sent: tf.Variable | None = None
         if self.bucket.changes:
             self.sent = state.host_zeros((), f"sent_bytes_{number}", tf.int64)
         self._dense = Dense(collectives)
         self._changes_density = compression.changes_density
-        self._dense_from = math.inf
+        self._dense_beyond = math.inf
         if self._changes_density:
-            self._dense_from = plan_lib.dense_from(
+            self._dense_beyond = plan_lib.dense_beyond(
                 plan.variables, self.bucket, collectives.num_workers
             )
         self._start_after = compression.start_after
         self._withholds = compression.withholds
         self._assumption = None
-        if compression.controller is not None and compression.controller.checks_assumption:
+        controller = compression.controller
+        # Without error feedback, nobody knows what is dropped.
+        if controller and controller.checks_assumption and compression.error_feedback:
             self._assumption = Assumption(collectives)
         self._feedback = ErrorFeedback(compression, shapes, collectives.device)
         self._momentum = _momentum(compression, self._layout.shape, collectives)
@@ -216,7 +218,10 @@ class CompressedExchange:
     def _chosen(self, step: tf.Tensor) -> Chosen:
         """Returns what is decided on this exchange."""
         with tf.device("CPU:0"):  # as all that becomes a number of items
-            chosen = Chosen() if self.chooser is None else self.chooser(step)
+            chosen = Chosen()
+            for chooser in self.choosers:
+                found = {k: v for k, v in chooser(step)._asdict().items() if v is not None}
+                chosen = chosen._replace(**found)
             if self._density_schedule is not None:
                 chosen = chosen._replace(density=self._density_schedule(step))
             return chosen
@@ -233,15 +238,15 @@ class CompressedExchange:
         ways = [lambda: self._code(transform, meant, residuals, draw, chosen)]
         with tf.device("CPU:0"):
             way = tf.constant(0)
-            if self._start_after or self._dense_from < math.inf:
-                is_dense = draw.step <= self._start_after
-                if chosen.density is not None:
-                    is_dense |= chosen.density >= self._dense_from
-                way = tf.where(is_dense, len(ways), way)
-                ways.append(lambda: self._send_all(transform, meant, residuals))
             if self._withholds:
                 way = tf.where(tf.equal(chosen.density, 0), len(ways), way)
                 ways.append(lambda: self._withhold(meant, residuals))
+            if self._start_after or self._dense_beyond < math.inf:
+                is_dense = draw.step <= self._start_after
+                if chosen.density is not None:
+                    is_dense |= chosen.density > self._dense_beyond
+                way = tf.where(is_dense, len(ways), way)
+                ways.append(lambda: self._send_all(transform, meant, residuals))
         sent = ways[0]() if len(ways) == 1 else tf.switch_case(way, ways)
         if self.sent is not None:
             with tf.device(self.sent.device):
