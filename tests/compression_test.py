@@ -6,6 +6,7 @@ import pickle
 import hypothesis
 import hypothesis.strategies as st
 import pytest
+import tensorflow as tf
 
 from tf_gradcomp import methods
 from tf_gradcomp.codecs import base, registry
@@ -143,6 +144,22 @@ def test_error_feedback_is_on_for_biased_codecs_only():
         ("topk:clip_norm=1e50", ["clip_norm must be none or from 1e-18 to 1e+18", "got 1e+50"]),
         ("topk:lr_correction=1", ["lr_correction must be true or false", "got 1"]),
         ("natural:lr_correction=true", ["lr_correction", "needs error_feedback=true"]),
+        ("topk:start_after=-1", ["start_after", "from 0 to 2147483647", "got -1"]),
+        ("topk:start_after=true", ["start_after", "integer", "got True"]),
+        ("topk:start_after=1.0", ["start_after", "integer", "got 1.0"]),
+        ("powersgd:start_after=3", ["start_after is for codecs", "'powersgd'"]),
+        ("none:start_after=3", ["start_after is for codecs", "'none'"]),
+        ("topk:controller=3", ["controller must be", "got 3"]),
+        ("topk:controller=lag", ["lags, layer_window", "'lag'"]),
+        ("topk:controller=lags(periods=3)", ["'lags' has no field 'periods'"]),
+        ("none:controller=lags", ["controller lags is for codecs", "'none'"]),
+        ("powersgd:controller=layer_window", ["is for codecs", "'powersgd'"]),
+        ("natural:controller=lags", ["changes a density", "topk", "'natural'"]),
+        ("sidco:controller=lags", ["changes a density", "topk", "'sidco'"]),
+        ("topk:controller=lags,warmup=3", ["lags decides the density", "warmup"]),
+        ("topk:controller=layer_window,grow_after=3", ["decides the density", "grow_after 0"]),
+        ("natural:controller=layer_window,error_feedback=false", ["needs error_feedback=true"]),
+        ("topk:controller=layer_window,global_momentum=0.9", ["global_momentum knows no sum"]),
         ("none:density=0.1", ["'none'", "'density'"]),
         ("none:error_feedback=true", ["error_feedback", "'none'"]),
         ("identity:density=0.1", ["'identity'", "'density'", "none"]),
@@ -184,6 +201,51 @@ def test_some_densities_and_bits_can_change(field, adjustable):
         codec = registry.build(name, {})
         can_change = codec.adjustable if isinstance(codec, base.Codec) else ()
         assert (field in can_change) == (name in adjustable)
+
+
+def tenth(step):
+    return 0.1
+
+
+@pytest.mark.parametrize(
+    ("codec", "params", "fields", "words"),
+    [
+        ("topk", {"density": tenth}, {"warmup": 3}, "density is a schedule: warmup"),
+        ("topk", {"density": tenth}, {"grow_after": 3}, "density is a schedule: warmup"),
+        ("topk", {"density": tenth}, {"controller": "lags"}, "lags decides the density"),
+        ("topk", {"chunk": lambda step: 64}, {}, "chunk"),
+        ("natural", {"seed": tenth}, {}, "'natural'"),
+        ("sidco", {"density": tenth}, {}, "density of 'sidco' must be a plain value"),
+        ("topk", {"values": "dithering", "bits": lambda step: 4}, {}, "bits"),
+        ("fft", {"bits": lambda step: float("nan")}, {}, "bits must be .* nan"),
+        ("fft", {"bits": lambda step: float("inf")}, {}, "bits must be .* inf"),
+        ("fft", {"bits": lambda step: 5}, {}, "bits must be .* 5"),
+        ("topk", {"density": lambda step: 0.0}, {}, "density must be .* 0.0"),
+        ("topk", {"density": lambda step: float("nan")}, {}, "density must be .* nan"),
+        ("topk", {}, {"controller": object()}, "controller must be a controller, a spec or none"),
+    ],
+)
+def test_what_cannot_be_scheduled_is_said(codec, params, fields, words):
+    with pytest.raises(ValueError, match=words):
+        Compression(codec, tuple(params.items()), **fields)
+
+
+def test_schedules_are_told_apart():
+    cosine = tf.keras.optimizers.schedules.CosineDecay
+    one, same, other = (
+        Compression("topk", (("density", cosine(0.1, steps)),)) for steps in (10, 10, 20)
+    )
+    assert one == same != other
+    assert hash(one) == hash(same)
+    assert str(one) == str(same) != str(other)
+    first, second = (Compression("topk", (("density", lambda step: 0.1),)) for _ in range(2))
+    assert first != second
+    assert first.steady() == second.steady() == Compression("topk", (("density", 0.1),))
+    assert one.to_dict()["params"]["density"].startswith("CosineDecay(")
+    assert one.changes and one.changes_density and not one.withholds
+    bits = Compression("fft", (("bits", lambda step: 8.4),))
+    assert bits.changes and not bits.changes_density
+    assert bits.steady() == Compression("fft", (("bits", 8),))
 
 
 def test_from_dict_names_unknown_fields():

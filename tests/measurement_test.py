@@ -13,6 +13,7 @@ from tf_gradcomp.costs import AssumedCosts
 from tf_gradcomp.measurement import MeasuredCosts, measure_network
 from tf_gradcomp.plan import make_plan
 from tf_gradcomp.policy import Policy, VariableInfo
+from tf_gradcomp.transports.silent import SilentCollectives
 
 LATENCY, BANDWIDTH = 0.005, 50e6
 
@@ -139,6 +140,23 @@ def test_with_op_determinism_nothing_is_measured(monkeypatch):
         return costs.network, planned(collectives, costs, "natural", 64)[0].estimates[0].work
 
     assert loopback.run_workers(2, work) == [(AssumedCosts.network, 0.0)] * 2
+
+
+def test_the_network_is_measured_again_at_once_if_it_was_measured(monkeypatch):
+    """At once: all workers are there then, but maybe not at the next use."""
+    networks = iter(range(9))
+    monkeypatch.setattr(measurement, "measure_network", lambda collectives: next(networks))
+
+    class Alone:
+        num_workers, worker_index, device = 2, 0, "/device:CPU:0"
+
+    costs = MeasuredCosts(SilentCollectives(Alone))
+    costs.measure_again()
+    assert costs.network == 0
+    assert costs.network == 0
+    costs.measure_again()
+    assert next(networks) == 2
+    assert costs.network == 1
 
 
 def test_workers_must_agree_on_determinism(monkeypatch):
