@@ -3,9 +3,7 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
-import hashlib
 import math
 import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -17,31 +15,23 @@ from absl import logging
 
 from tf_gradcomp import plan as plan_lib
 from tf_gradcomp import state
-from tf_gradcomp.agreement import Fact, require_agreement
+from tf_gradcomp.agreement import require_agreement
 from tf_gradcomp.codecs.base import Draw
-from tf_gradcomp.compression import Compression
 from tf_gradcomp.costs import AssumedCosts, Costs
 from tf_gradcomp.drift import DriftCheck, DriftWatch
 from tf_gradcomp.exchange_state import (
-    GLOBAL_MOMENTUM,
-    MOMENTUM,
-    OF_WORKERS,
-    RESIDUAL,
-    VELOCITY,
-    BucketState,
-    PlanState,
     SavedStates,
     WorkerState,
 )
 from tf_gradcomp.exchanges import (
     CompressedExchange,
-    Exchange,
     RowSparseExchange,
     make_exchange,
 )
 from tf_gradcomp.exchanges.base import Reduced, all_finite, nan_unless
+from tf_gradcomp.plan_in_use import PlanInUse
 from tf_gradcomp.policy import Policy, VariableInfo
-from tf_gradcomp.steering import ControlledSteering, Steering, make_steerings
+from tf_gradcomp.steering import ControlledSteering, make_steerings
 from tf_gradcomp.transports.base import Collectives
 
 
@@ -83,7 +73,7 @@ class GradientReducer:
         self._compress = compress
         self._drift_check = drift_check
         self._saved: SavedStates | None = None
-        self._entries: dict[tuple[_Identity, tuple[VariableInfo, ...]], _Entry] = {}
+        self._entries: dict[tuple[_Identity, tuple[VariableInfo, ...]], PlanInUse] = {}
 
     @property
     def plans(self) -> list[plan_lib.Plan]:
@@ -301,7 +291,7 @@ class GradientReducer:
                 state.commit(tf.reduce_all([check() for check in finite]), updates)
         return [sums[index] for index in range(len(gradients))]
 
-    def _alive(self, keys: Collection[str] | None) -> list[_Entry]:
+    def _alive(self, keys: Collection[str] | None) -> list[PlanInUse]:
         """Returns what is kept for some or all of the variables with these keys."""
         return [
             entry
@@ -318,7 +308,7 @@ class GradientReducer:
 
     def _entry_for(
         self, variables: Sequence[VariableInfo], owners: Mapping[str, weakref.ref[Any]]
-    ) -> _Entry:
+    ) -> PlanInUse:
         # What a Flatten hid is known in some graphs and not in others: the first one decides.
         key = (tuple(owners), tuple(variable._replace(hidden=()) for variable in variables))
         entry = self._entries.get(key)
@@ -338,7 +328,7 @@ class GradientReducer:
 
     def _make_entry(
         self, variables: Sequence[VariableInfo], owners: Mapping[str, weakref.ref[Any]]
-    ) -> _Entry:
+    ) -> PlanInUse:
         num_workers = self.collectives.num_workers
         # Before the plan, too: to make it workers exchange measurements, which must match.
         subject = "what to exchange for each variable"
@@ -364,7 +354,7 @@ class GradientReducer:
                     exchange = exchanges[number]
                     assert isinstance(exchange, CompressedExchange)
                     exchange.choosers.append(functools.partial(steering.chosen, number))
-        entry = _Entry(plan, exchanges, steerings, counter, dict(owners), watch, set(owners))
+        entry = PlanInUse(plan, exchanges, steerings, counter, dict(owners), watch, set(owners))
         with tf.init_scope():
             if self._saved:
                 entry.restore(self._saved)
@@ -382,216 +372,6 @@ class GradientReducer:
 
 Gradient: TypeAlias = tf.Tensor | tf.IndexedSlices
 _Identity: TypeAlias = tuple[str, ...]
-_Key: TypeAlias = tuple[tuple[tuple[str, tuple[int, ...]], ...], str]
-
-
-@dataclasses.dataclass
-class _Entry:
-    """What is kept for one set of variables.
-
-    Attributes:
-      plan: how their gradients are exchanged.
-      exchanges: one for each bucket.
-      steerings: what decides on some of these.
-      counter: int32 scalar, exchanges so far.
-      owners: the key of each variable, in the plan's order, and the variable itself.
-      drift_watch: compares the workers' variables; ``None`` if nothing does.
-      elsewhere: keys of the variables of which other entries may hold what is left over.
-      num_before: exchanges before this process began with them.
-    """
-
-    plan: plan_lib.Plan
-    exchanges: list[Exchange]
-    steerings: list[Steering]
-    counter: tf.Variable
-    owners: dict[str, weakref.ref[Any]]
-    drift_watch: DriftWatch | None
-    elsewhere: set[str]
-    num_before: int = 0
-
-    def has_exchanged(self) -> bool:
-        """Whether this process has exchanged anything since it began with it, or restored it."""
-        return int(self.counter) != self.num_before
-
-    def is_alive(self) -> bool:
-        """Whether all of the variables still exist."""
-        return all(owner() is not None for owner in self.owners.values())
-
-    def is_of_use(self) -> bool:
-        """Whether it is alive, or has something left over of a variable that still exists."""
-        return self.is_alive() or any(
-            owner() is not None and key not in self.elsewhere for key, owner in self.owners.items()
-        )
-
-    def take_over(self, other: _Entry) -> None:
-        """Moves what another entry's residuals hold of this one's variables to this one's.
-
-        Each worker does so on its own: it takes no message, and leaves the sum of all as it was.
-        """
-        shared = {
-            key
-            for key, owner in other.owners.items()
-            if owner() is not None and key in self.owners and self.owners[key]() is owner()
-        }
-        other.elsewhere |= shared
-        takers = self._with_feedback()
-        taken: dict[str, tf.Tensor] = {}
-        stuck = []
-
-        def take(key: str, part: tf.Tensor) -> tf.Tensor:
-            if key in takers:
-                taken[key] = part
-                return tf.zeros_like(part)
-            if np.any(part):
-                stuck.append(key)
-            return part
-
-        other._change_left_over(shared, take)
-        self._change_left_over(set(taken), lambda key, part: part + taken[key])
-        if stuck:
-            names = dict(zip(self.owners, self._names, strict=True))
-            logging.warning(
-                "What error feedback has yet to send of %s stays behind: with the variables that "
-                "are trained now, their gradients are exchanged without it.",
-                ", ".join(names[key] for key in stuck),
-            )
-
-    def forget_momentum(self) -> None:
-        """Begins anew with momentum: that of before other plans trained the variables is stale."""
-        for exchange in self.exchanges:
-            for name, variable in exchange.memory.items():
-                if name.startswith((MOMENTUM, GLOBAL_MOMENTUM, VELOCITY)):
-                    variable.assign(tf.zeros_like(variable))
-
-    def _change_left_over(
-        self, keys: set[str], change: Callable[[str, tf.Tensor], tf.Tensor]
-    ) -> None:
-        """Replaces what residuals hold of these variables by a function of it."""
-        for exchange in self.exchanges:
-            bucket_keys = self._keys_of(exchange)
-            parts = [] if keys.isdisjoint(bucket_keys) else exchange.left_over()
-            if parts:
-                pairs = zip(bucket_keys, parts, strict=True)
-                exchange.set_left_over([change(k, p) if k in keys else p for k, p in pairs])
-
-    def _with_feedback(self) -> set[str]:
-        """Returns the keys of the variables whose gradients leave residuals."""
-        return {
-            key
-            for exchange in self.exchanges
-            if any(name.startswith(RESIDUAL) for name in exchange.memory)
-            for key in self._keys_of(exchange)
-        }
-
-    def _keys_of(self, exchange: Exchange) -> list[str]:
-        keys = list(self.owners)
-        return [keys[index] for index in exchange.bucket.indices]
-
-    def decisions(self) -> dict[int, dict[str, float]]:
-        """Returns what is decided on the next exchange of buckets, by their numbers."""
-        step = int(self.counter) + 1
-        found: dict[int, dict[str, float]] = {}
-        for steering in self.steerings:
-            for number, decision in zip(steering.numbers, steering.decisions(step), strict=True):
-                found[number] = found.get(number, {}) | decision
-        by_schedule: dict[Compression, float] = {}
-        for number, bucket in enumerate(self.plan.buckets):
-            compression = bucket.compression
-            if compression is None or compression.density_schedule is None:
-                continue
-            if compression not in by_schedule:
-                density = compression.density_schedule(tf.constant(step))
-                by_schedule[compression] = float(density)
-            found[number] = found.get(number, {}) | {"density": by_schedule[compression]}
-        return found
-
-    def state(self) -> PlanState:
-        """Returns what the exchanges remember."""
-        buckets = [
-            BucketState(*key, transport, {name: v.numpy() for name, v in part.memory.items()})
-            for key, transport, part in self._parts()
-            if part.memory
-        ]
-        elsewhere = (i for i, key in enumerate(self.owners) if key in self.elsewhere)
-        return PlanState(self._names, int(self.counter), tuple(buckets), tuple(elsewhere))
-
-    def restore(self, saved: SavedStates) -> None:
-        """Goes on from what was saved of these variables; what does not fit begins anew."""
-        plan = saved.take(self._names)
-        self.num_before = 0 if plan is None else plan.num_exchanges
-        self.counter.assign(self.num_before)
-        for exchange in self.exchanges:
-            if isinstance(exchange, CompressedExchange) and exchange.sent is not None:
-                exchange.sent.assign(0)  # as they are of the exchanges since
-        if plan is not None:
-            # As it was then: not to take over once more.
-            keys = list(self.owners)
-            self.elsewhere = {keys[index] for index in plan.elsewhere}
-        dropped = {} if plan is None else dict(plan.keys())
-        for key, _, part in self._parts():
-            if not part.memory:
-                continue
-            dropped.pop(key, None)
-            shares = [] if plan is None else plan.shares(key)
-            if shares:
-                part.restore(shares)
-                continue
-            for variable in part.memory.values():
-                variable.assign(tf.zeros_like(variable))
-            if isinstance(part, Steering):
-                part.begin(self.num_before)
-            logging.warning(
-                "Of what was saved, nothing fits the exchange by %s of %s: what it remembers, "
-                "such as residuals and momentum, begins anew.",
-                key[1],
-                ", ".join(name for name, _ in key[0]),
-            )
-        for description in dropped.values():
-            logging.warning("What was saved of %s is dropped: nothing takes it up.", description)
-
-    def common_fact(self) -> Fact:
-        """Returns what exchanges remember that must be the same on all workers."""
-        digest = hashlib.sha256()
-        for _, _, part in self._parts():
-            for name, variable in part.memory.items():
-                if not name.startswith(OF_WORKERS):
-                    digest.update(name.encode() + variable.numpy().tobytes())
-        label = f"exchanges of {self._names[0]} and {len(self._names) - 1} more variables"
-        return Fact(label, f"{int(self.counter)} so far, state {digest.hexdigest()[:16]}")
-
-    @property
-    def _names(self) -> tuple[str, ...]:
-        return tuple(variable.name for variable in self.plan.variables)
-
-    def _parts(self) -> list[tuple[_Key, str, Exchange | Steering]]:
-        """Returns all that remembers something, with its ``BucketState.key`` and transport."""
-        buckets = [exchange.bucket for exchange in self.exchanges]
-        parts: list[tuple[_Key, str, Exchange | Steering]] = [
-            ((self._described(exchange.bucket.indices), exchange.bucket.how), transport, exchange)
-            for exchange in self.exchanges
-            for transport in [exchange.bucket.transport]
-        ]
-        for steering in self.steerings:
-            indices = [index for number in steering.numbers for index in buckets[number].indices]
-            # What is decided on buckets says nothing of others of the same variables.
-            sizes = "+".join(str(len(buckets[number].indices)) for number in steering.numbers)
-            how = f"{steering.kind} of {buckets[steering.numbers[0]].how} in buckets of {sizes}"
-            parts.append(((self._described(indices), how), "", steering))
-        return parts
-
-    def _described(self, indices: Sequence[int]) -> tuple[tuple[str, tuple[int, ...]], ...]:
-        variables = [self.plan.variables[index] for index in indices]
-        return tuple((variable.name, variable.shape) for variable in variables)
-
-    def next_step(self) -> tf.Tensor:
-        """Returns the number of the next exchange, an int32 scalar, from 1."""
-        with tf.device(self.counter.device):
-            return self.counter.read_value() + 1
-
-    def count_exchange(self) -> None:
-        """Takes note that this exchange has happened."""
-        with tf.device(self.counter.device):
-            self.counter.assign_add(1)
 
 
 def _clipped(gradients: Sequence[Gradient], bound: float) -> list[Gradient]:
