@@ -327,3 +327,12 @@ def test_registered_codecs_have_working_defaults():
 def test_codec_none_has_nothing_to_build():
     with pytest.raises(ValueError, match="nothing to build"):
         Compression.from_spec("none").build()
+
+
+def test_keras_schedules_are_asked_for_their_first_value_when_a_cluster_is_joined():
+    too_high = tf.keras.optimizers.schedules.CosineDecay(2.0, 10)
+    policy = Policy(Compression("topk", {"density": too_high}))
+    with pytest.raises(ValueError, match="density must be in"):
+        policy.check_schedules()
+    with pytest.raises(ValueError, match="density must be in"):
+        Compression("topk", {"density": lambda step: 2.0})

@@ -67,7 +67,8 @@ class Compression:
         that they are repaid in full when it has changed.
 
     Raises:
-      ValueError: a field has a bad value; the message names the field and what is allowed.
+      ValueError: a field has a bad value; the message names the field and what is allowed. That of
+        a Keras schedule is found when the strategy is made, or by ``build``.
     """
 
     codec: str = "fft"
@@ -96,7 +97,7 @@ class Compression:
         if is_none and params:
             raise ValueError(f"codec 'none' has no parameter {next(iter(params))!r}")
         if not is_none:
-            codec = registry.build(self.codec, _at_first(params))
+            codec = registry.build(self.codec, _at_first(params, with_keras=False))
             known = registry.parameters(self.codec, params)
             params = {**known, **params}
         object.__setattr__(self, "params", tuple(sorted(params.items())))
@@ -399,10 +400,12 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _at_first(params: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns parameters with the first value of each schedule."""
+def _at_first(params: Mapping[str, Any], with_keras: bool = True) -> dict[str, Any]:
+    """Returns parameters with the first value of each schedule, or without those of Keras."""
     values = {}
     for key, value in params.items():
+        if isinstance(value, schedules.Scheduled) and value.is_keras and not with_keras:
+            continue
         if isinstance(value, schedules.Scheduled):
             first = value.first
             value = round(first) if key == "bits" and math.isfinite(first) else first

@@ -124,6 +124,15 @@ class Policy:
         """Whether any compression needs to know the learning rate."""
         return any(compression.lr_correction for compression in self._compressions())
 
+    def check_schedules(self) -> None:
+        """Asks Keras schedules for their first values, once TensorFlow may run operations.
+
+        Raises:
+          ValueError: a value is not one that the codec accepts.
+        """
+        for compression in self._compressions():
+            compression.build()
+
     def _compressions(self) -> list[Compression]:
         """Returns all compressions but those that send gradients as they are."""
         compressions = [self.default, *(compression for _, compression in self.rules)]

@@ -77,6 +77,7 @@ class CompressedMultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStr
                 self, policy, drift_check, cluster_resolver, communication_options
             ),
         )
+        policy.check_schedules()
         self._policy = policy
 
     @property

@@ -99,15 +99,29 @@ class Scheduled:
       text: what it is, for people and for comparisons between workers.
       function: from the number of exchanges so far, which begins at 0 as that of an optimizer's
         steps does, to the value.
-      first: its value at the first exchange.
       identity: what tells it from others with the same text; ``None`` for a Keras schedule, which
         its text describes, and which takes a tensor. Other functions take an integer.
     """
 
     text: str
     function: Callable[[Any], Any] = dataclasses.field(compare=False, repr=False)
-    first: float
     identity: Any = dataclasses.field(default=None, repr=False)
+
+    @property
+    def is_keras(self) -> bool:
+        """Whether it is a Keras schedule. Those cannot be asked before a cluster is joined.
+
+        They run TensorFlow's operations, and with the first one a program can no longer join.
+        """
+        return self.identity is None
+
+    @functools.cached_property
+    def first(self) -> float:
+        """Its value at the first exchange."""
+        if not self.is_keras:
+            return float(self.function(0))
+        with tf.init_scope():
+            return float(self.function(tf.constant(0, tf.int64)))
 
     def values(self, steps: tf.Tensor) -> tf.Tensor:
         """Returns the values at some exchanges, float64 ``[E]``.
@@ -116,7 +130,7 @@ class Scheduled:
           steps: int32 ``[E]``, their numbers, from 1.
         """
         so_far = tf.cast(steps, tf.int64) - 1
-        if self.identity is None:
+        if self.is_keras:
             return tf.map_fn(
                 lambda step: tf.cast(self.function(step), tf.float64),
                 so_far,
@@ -139,9 +153,7 @@ def as_scheduled(function: Callable[[Any], Any]) -> Scheduled:
     get_config = getattr(function, "get_config", None)
     if get_config is None:
         name = getattr(function, "__qualname__", type(function).__qualname__)
-        return Scheduled(f"{name}()", function, float(function(0)), identity=function)
-    with tf.init_scope():
-        first = float(function(tf.constant(0, tf.int64)))
+        return Scheduled(f"{name}()", function, identity=function)
     config = {key: value for key, value in get_config().items() if key != "name"}
     fields = ",".join(f"{key}={value}" for key, value in config.items())
-    return Scheduled(f"{type(function).__name__}({fields})", function, first)
+    return Scheduled(f"{type(function).__name__}({fields})", function)
