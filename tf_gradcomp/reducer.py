@@ -157,7 +157,7 @@ class GradientReducer:
             for steering in entry.steerings
             if isinstance(steering, ControlledSteering)
         ]
-        return texts[-1] if texts else ""
+        return next(filter(None, reversed(texts)), "")
 
     def measure_again(self) -> None:
         """Measures the network, and lets all controllers begin anew; all workers together."""

@@ -184,6 +184,30 @@ def test_an_overflow_on_one_worker_skips_the_step_on_all(steps, kind):
 
 
 @of_every_kind
+def test_an_overflow_in_a_layer_that_is_withheld_skips_the_step_on_all(workers, steps, kind):
+    """(1, 2) is sent, the overflow is withheld, and then come (4, 8), (16, 32) and (64, 128)."""
+    skipped = steps(kind, "withheld")
+    assert column(skipped, "loss_scale") == [2**16, 2**15, 2**16, 2**17, 2**18]
+    # In Keras 3 a step with an overflow is no exchange: (4, 8) is withheld in its place.
+    weights = [-3, -3, -3, -63, -63] if IS_KERAS3 else [-3, -3, -15, -15, -255]
+    assert [step["weights"][0] for step in skipped] == weights
+    first = [0, 0, 4, 0, 64] if IS_KERAS3 else [0, 0, 0, 16, 0]
+    for worker, factor in zip(workers, (1, 2), strict=True):
+        residuals = [step["residual"] for step in worker[kind]["withheld"]]
+        assert residuals == [[factor * value, 0, 0, 0] for value in first]
+
+
+@of_every_kind
+def test_an_inf_in_a_layer_that_is_withheld_reaches_all_and_no_residual(workers, steps, kind):
+    spoiled = steps(kind, "withheld and infinite")
+    assert spoiled[0]["weights"] == [-3, 0, 0, 0]
+    assert spoiled[1]["weights"] == close([float("nan")] * 4)
+    for worker, factor in zip(workers, (16, 32), strict=True):
+        residuals = [step["residual"][0] for step in worker[kind]["withheld and infinite"]]
+        assert residuals == [0, 0, 0, factor, 0]
+
+
+@of_every_kind
 @pytest.mark.parametrize("case", ["infinite", "fixed scale"])
 def test_without_a_dynamic_scale_an_inf_spoils_its_bucket_and_no_residual(steps, kind, case):
     spoiled = steps(kind, case)

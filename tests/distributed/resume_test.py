@@ -57,6 +57,20 @@ def test_a_killed_worker_starts_again_and_nothing_is_lost(undisturbed, tmp_path)
     assert result["steps"] == undisturbed["steps"] == 32
 
 
+def test_what_decides_on_exchanges_goes_on_where_it_was(tmp_path):
+    """The accident is in the midst of an epoch, of a window's period and of a schedule."""
+    undisturbed, _ = launch(tmp_path / "undisturbed", "--steered", "--epochs", "3")
+    arguments = ("--steered", "--epochs", "3", "--signal", "SIGKILL", "--at", "13")
+    options = ("--restarts", "1", "--grace", "1")
+    result, output = launch(tmp_path / "killed", *arguments, options=options)
+    assert "restart 1 of 1" in output
+    assert result == undisturbed | {"epochs": [1, 2]}
+    # After 24 exchanges.
+    (falling,) = (d["density"] for name, d in result["decisions"].items() if "dense_1/" in name)
+    assert falling == pytest.approx(0.3 + (0.02 - 0.3) * 24 / 30, rel=1e-5)
+    assert len(result["decisions"]) == 3
+
+
 def test_a_late_worker_is_named_and_changes_nothing(undisturbed, tmp_path):
     result, output = launch(tmp_path, "--late", "16")
     waiting = re.findall(r"\[worker (\d)\] tf_gradcomp: after \d+ s still waiting for (.*)", output)
@@ -94,6 +108,18 @@ def test_another_number_of_workers_goes_on_with_a_warning(tmp_path):
     assert "divided among 3 workers" in output
     assert result["loss"] < before["loss"]
     assert list((tmp_path / "backups").iterdir()) == []
+
+
+@pytest.mark.slow
+def test_decisions_go_on_with_another_number_of_workers(tmp_path):
+    before, _ = launch(tmp_path, "--steered", "--epochs", "2")
+    result, output = launch(tmp_path, "--steered", workers=3)
+    assert result["epochs"] == [2, 3]
+    assert "divided among 3 workers" in output
+    assert "begins anew" not in output
+    assert result["loss"] < before["loss"]
+    (falling,) = (d["density"] for name, d in result["decisions"].items() if "dense_1/" in name)
+    assert falling == pytest.approx(0.02, rel=1e-5)
 
 
 @pytest.mark.slow

@@ -65,7 +65,8 @@ class Assumption:
             expected = (1 - density) * energies[0]
             return self.delta.assign(tf.math.divide_no_nan(energies[1], expected))
 
-        tf.cond(is_due(step), measure, self.delta.read_value)
+        with tf.name_scope("assumption"):
+            tf.cond(is_due(step), measure, self.delta.read_value)
 
 
 def _sketches(rows: tf.Tensor, step: tf.Tensor) -> tf.Tensor:

@@ -24,8 +24,15 @@ NUM_WORKERS = 2
 SIZE = 64  # elements of the variable; gradients speak of the first few, the others are zeros
 SHOWN = 4
 
-# Keeps the two largest of 64 values.
-POLICY = tfgc.Policy("none", rules=(("*topk*", "topk:density=0.03125"),))
+POLICY = tfgc.Policy(
+    "none",
+    rules=(
+        # Keeps the two largest of 64 values.
+        ("*topk*", "topk:density=0.03125"),
+        # One layer and half of a budget for it: all of it is sent in every other exchange.
+        ("*withheld*", tfgc.methods.layer_window(budget=0.5, period=3)),
+    ),
+)
 
 Gradients = list[tuple[list[float], list[float]]]  # for each step, that of either worker
 MakeOptimizer = Callable[[], Any]
@@ -38,6 +45,7 @@ LONG: Gradients = [([3, 4], [0, 12, 5])]
 WITH_REST: Gradients = [([8, 4, 2], [16, 4, 3])]
 ZERO: Gradients = [([0], [0])]
 OVERFLOW: Gradients = [([1], [INF])]
+SMALL: Gradients = [([1], [2]), ([4], [8]), ([16], [32]), ([64], [128])]
 
 
 class Product(keras.layers.Layer):
@@ -221,6 +229,12 @@ def cases_of_all(strategy: Any, sgd: Callable[..., Any]) -> dict[str, Any]:
         "fixed scale": fit(strategy, "topk", lambda: fixed(sgd), WITH_REST + OVERFLOW),
         "overflow": loop(
             strategy, "topk", lambda: scaled(sgd(1.0)), WITH_REST + OVERFLOW + WITH_REST
+        ),
+        "withheld": loop(
+            strategy, "withheld", lambda: scaled(sgd(1.0)), SMALL[:1] + OVERFLOW + SMALL[1:]
+        ),
+        "withheld and infinite": loop(
+            strategy, "withheld", lambda: sgd(1.0), SMALL[:1] + OVERFLOW + SMALL[1:]
         ),
         "infinite": loop(strategy, "topk", lambda: sgd(1.0), WITH_REST + OVERFLOW),
         "infinite, dense": loop(

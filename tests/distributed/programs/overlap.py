@@ -6,13 +6,13 @@ TensorFlow's profiler shows the same, but now and then a process with collective
 
 from __future__ import annotations
 
-import re
 import sys
 from typing import Any
 
 import cluster
 import numpy as np
 import tensorflow as tf
+from traced_bucket import traced_bucket
 
 import tf_gradcomp as tfgc
 from tf_gradcomp.distribute import compat
@@ -45,8 +45,11 @@ class Clock:
             _set_to_now(self._times[name])
 
     def read(self) -> dict[str, float]:
-        """Returns the times of the last step, in seconds."""
-        return {name: float(variable) for name, variable in self._times.items()}
+        """Returns the times of the last step, in seconds, of what there was in it."""
+        times = {name: float(variable) for name, variable in self._times.items()}
+        for variable in self._times.values():
+            variable.assign(0)
+        return {name: time for name, time in times.items() if time}
 
 
 class ClockedCollectives:
@@ -66,12 +69,10 @@ class ClockedCollectives:
         return self._run(self._collectives.all_reduce, tensor)
 
     def _run(self, collective: Any, tensor: tf.Tensor) -> tf.Tensor:
-        scope = tf.compat.v1.get_default_graph().get_name_scope()
-        bucket = re.search(r"gradient_exchange_bucket_(\d+)", scope)
+        number = traced_bucket()
         # Weights are compared after all exchanges, and views, in float64, after their bucket's.
-        if bucket is None or tensor.dtype == tf.float64:
+        if number is None or tensor.dtype == tf.float64:
             return collective(tensor)
-        number = bucket[1]
         self._clock.note(f"encoded {number}", [tensor])
         result = collective(tensor)
         self._clock.note(f"exchanged {number}", [result])

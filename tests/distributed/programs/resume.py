@@ -37,9 +37,18 @@ class Accident(keras.callbacks.Callback):
             os.kill(os.getpid(), self._number)
 
 
+def steered_policy() -> tfgc.Policy:
+    """A window whose period does not divide an epoch, and a density that falls all along."""
+    density = keras.optimizers.schedules.PolynomialDecay(0.3, 30, 0.02)
+    window = tfgc.methods.layer_window(budget=0.6, period=3)
+    falling = tfgc.Compression("topk", {"density": density})
+    return tfgc.Policy("none", rules=(("*dense_1/kernel*", falling), ("*/kernel*", window)))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--compression", default="topk:density=0.05")
+    parser.add_argument("--steered", action="store_true", help="by a window and a schedule")
     parser.add_argument("--folder", type=Path)
     parser.add_argument("--epochs", type=int, default=4)
     parser.add_argument("--signal", default="")
@@ -60,7 +69,7 @@ def main() -> None:
             mark.touch()
             args.compression = args.other
     strategy = tfgc.CompressedMultiWorkerMirroredStrategy(
-        args.compression,
+        steered_policy() if args.steered else args.compression,
         communication_options=tf.distribute.experimental.CommunicationOptions(
             timeout_seconds=args.timeout
         ),
@@ -108,6 +117,7 @@ def main() -> None:
         epochs=history.epoch,
         loss=history.history["loss"][-1],
         steps=int(model.optimizer.iterations.numpy()),
+        decisions=strategy.decisions,
     )
 
 
