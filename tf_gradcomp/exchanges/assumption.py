@@ -63,7 +63,9 @@ class Assumption:
             sketches = self._collectives.all_reduce(_sketches(flat, step))
             energies = tf.reduce_sum(tf.square(tf.cast(sketches, tf.float64)), axis=1)
             expected = (1 - density) * energies[0]
-            return self.delta.assign(tf.math.divide_no_nan(energies[1], expected))
+            new = tf.math.divide_no_nan(energies[1], expected)
+            # A step that is not finite is going to be skipped, and says nothing.
+            return self.delta.assign(tf.where(tf.math.is_finite(new), new, self.delta))
 
         with tf.name_scope("assumption"):
             tf.cond(is_due(step), measure, self.delta.read_value)

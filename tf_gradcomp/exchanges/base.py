@@ -62,6 +62,8 @@ def restore(memory: Mapping[str, tf.Variable], shares: Sequence[Share]) -> None:
 def all_finite(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
     """Returns a bool scalar; types that cannot hold an Inf or NaN are not looked at."""
     checks = [tf.reduce_all(tf.math.is_finite(t)) for t in tensors if t.dtype.is_floating]
+    if len(checks) == 1:
+        return checks[0]
     return tf.reduce_all(checks) if checks else tf.constant(True)
 
 
