@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compression and Policy as plain data: round trips, and one clear error for bad input."""
 
+import dataclasses
 import pickle
 
 import hypothesis
 import hypothesis.strategies as st
+import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -246,6 +248,58 @@ def test_schedules_are_told_apart():
     bits = Compression("fft", (("bits", lambda step: 8.4),))
     assert bits.changes and not bits.changes_density
     assert bits.steady() == Compression("fft", (("bits", 8),))
+
+
+def test_a_keras_schedule_without_a_config_is_itself():
+    class Tutorial(tf.keras.optimizers.schedules.LearningRateSchedule):
+        def __call__(self, step):
+            return tf.where(step < 2, 0.25, 0.5)  # as only tensors let it
+
+    function = Tutorial()
+    one, same, other = (
+        Compression("topk", {"density": given}) for given in (function, function, Tutorial())
+    )
+    assert one == same != other
+    assert str(one) == str(other)
+    assert one.scheduled["density"].is_keras
+    assert one.build() == Compression("topk", {"density": 0.25}).build()
+    values = one.scheduled["density"].values(tf.constant([1, 2, 3]))
+    assert values.numpy().tolist() == [0.25, 0.25, 0.5]
+
+
+def test_the_text_of_a_schedule_has_no_addresses():
+    """Workers compare it."""
+
+    class Wrapped(tf.keras.optimizers.schedules.LearningRateSchedule):
+        def __init__(self, inner, scale):
+            self.inner, self.scale = inner, scale
+
+        def __call__(self, step):
+            return self.inner(step) * self.scale
+
+        def get_config(self):
+            return {"inner": self.inner, "scale": self.scale}
+
+    one, other = (
+        Compression(
+            "topk", {"density": Wrapped(tf.keras.optimizers.schedules.CosineDecay(d, 9), s)}
+        )
+        for d, s in [(0.1, np.float64(0.5)), (0.2, np.float64(0.5))]
+    )
+    assert str(one) == str(other) == "topk:density=Wrapped(scale=0.5)"
+    assert one != other
+
+
+def test_a_schedule_must_be_hashable():
+    @dataclasses.dataclass
+    class Mutable:
+        value: float = 0.1
+
+        def __call__(self, step):
+            return self.value
+
+    with pytest.raises(ValueError, match=r"hashable, .* got .*Mutable\(value=0.1\)"):
+        Compression("topk", {"density": Mutable()})
 
 
 def test_from_dict_names_unknown_fields():

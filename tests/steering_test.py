@@ -2,6 +2,7 @@
 """Exchanges do what was decided on each, on all workers alike; and decisions go on after a stop."""
 
 import dataclasses
+import json
 import logging
 import math
 import time
@@ -15,6 +16,7 @@ from absl import logging as absl_logging
 from steered import INFOS, Job, Scripted, Sending, biased, gradient, rate
 
 from tf_gradcomp import exchange_state
+from tf_gradcomp.agreement import PlanMismatchError
 from tf_gradcomp.compression import Compression
 from tf_gradcomp.controllers import lags
 from tf_gradcomp.controllers.base import CHANGE, READY, Decision
@@ -615,28 +617,139 @@ def test_another_schedule_begins_at_the_exchange_at_hand(caplog):
     assert found == [pytest.approx(202 / 1500)] * 2
 
 
-def test_decisions_on_other_buckets_are_not_taken_up(caplog):
-    """Another network, or a measurement of it, may group the same variables in another way."""
-
-    @dataclasses.dataclass(frozen=True)
-    class Grouping(Scripted):
-        def groups(self, variables, density, work, message_seconds):
-            return [[0, 1], [2]] if self.bias else [[0], [1], [2]]
+def test_groups_stay_as_they_were_saved(tmp_path):
+    """They depend on what the network is like; residuals and decisions fit no others."""
+    profile = tmp_path / "profile.json"
+    ready = {"c": 0.0, "b": 0.01, "a": 0.02}
+    profile.write_text(json.dumps({"format": lags.PROFILE_FORMAT, "ready_seconds": ready}))
+    compression = Compression("topk", controller=lags.Lags(profile=str(profile)))
 
     def work(collectives):
-        def make(bias):
-            return Job(collectives, Compression("topk", controller=biased(Grouping(), bias)))
+        def make(latency):
+            return Job(collectives, compression, costs=Figures(latency=latency, bandwidth=1e9))
 
-        job, other = make(0), make(1)
-        job.step(0)
-        other.reducer.restore([as_saved(job)])
-        other.step(1)
-        return other.densities()
+        job, other, anew = make(0.0), make(0.1), make(0.1)
+        job.steps(0, 1)
+        saved, left = as_saved(job), job.left()
+        other.reducer.restore([saved])
+        expected, found, _ = job.steps(2, 3), other.steps(2, 3), anew.step(2)
+        counts = [len(one.exchanges) for one in (job, other, anew)]
+        return counts, left, expected, found, job.densities(), other.densities()
 
-    decided = []
-    text = warnings_of(caplog, lambda: decided.extend(loopback.run_workers(2, work)))
-    assert "decisions of topk" in text
-    assert set(decided[0]) == set("abc")
+    for counts, left, expected, found, decided, other_decided in loopback.run_workers(2, work):
+        assert counts == [3, 3, 1]
+        assert any(part.any() for part in left.values())
+        np.testing.assert_equal(found, expected)
+        assert other_decided == decided
+
+
+@dataclasses.dataclass(frozen=True)
+class Together(Sending):
+    """Exchanges all as one."""
+
+    def groups(self, variables, density, work, message_seconds):
+        return [list(range(len(variables)))] if variables else []
+
+
+@pytest.mark.parametrize(
+    ("saved", "groups"),
+    [
+        ([], ["cba"]),
+        (["c", "ba"], ["c", "ba"]),
+        (["b"], ["ca", "b"]),  # the others were sent dense
+        (["b", "x"], ["cba"]),
+        (["b", "ba"], ["cba"]),
+    ],
+)
+def test_saved_groups_are_taken_up_if_their_variables_are_here(saved, groups):
+    compression = Compression("topk", controller=Together())
+    policy = Policy("none", (("*", compression),))
+    shapes = {info.name: info.shape for info in INFOS}
+
+    def states(how):
+        return [
+            exchange_state.BucketState(
+                tuple((name, shapes.get(name, (3,))) for name in names), how, "all_gather", {}
+            )
+            for names in saved
+        ]
+
+    def found(saved):
+        plan = make_plan(INFOS, policy, 2, saved=saved)
+        return ["".join(INFOS[i].name for i in bucket.indices) for bucket in plan.buckets]
+
+    assert found(states(str(compression))) == groups
+    assert found(states("topk")) == ["cba"]
+
+
+@pytest.mark.parametrize("when", ["made", "to be made"])
+@pytest.mark.parametrize("kind", ["schedule", "script"])
+def test_workers_that_go_on_from_different_things_say_so(kind, when):
+    """And do not wait for one another: what they send does not depend on what they have saved."""
+
+    def work(collectives):
+        job, other = (Job(collectives, RESUMED[kind]) for _ in range(2))
+        job.steps(0, 1)
+        saved = as_saved(job)
+        if when == "made":
+            other.step(0)
+        if collectives.worker_index == 1:
+            plans = [plan._replace(variables=("another",)) for plan in saved.plans]
+            saved = saved._replace(plans=tuple(plans))
+
+        def go_on():
+            other.reducer.restore([saved])
+            other.step(2)
+
+        with pytest.raises(PlanMismatchError, match="do not agree on"):
+            go_on()
+
+    loopback.run_workers(2, work)
+
+
+def test_decisions_are_those_of_the_plan_in_use():
+    """Not of the one that was made last, when its variables are trained with others again."""
+    spec = "topk:scope=layer,transport=all_gather,controller=scripted(seed=6,period=2)"
+
+    def work(collectives):
+        job = Job(collectives, spec)
+        found = []
+        for step, names in enumerate(["abc", "ab", "ab", "ab", "abc"]):
+            job.step(step, names=names)
+            number = job.reducer.next_number({*"abc"})
+            found.append((number, [job.densities()[name] for name in "cba"]))
+        return found
+
+    for found in loopback.run_workers(2, work):
+        assert [number for number, _ in found] == [2, 2, 3, 4, 3]
+        assert found[0][1] == steered.rows(6, 0, 2, 3)[1].tolist()
+        assert found[3][1][1:] == steered.rows(6, 1, 2, 2)[1].tolist()
+        assert found[4][1] == steered.rows(6, 1, 2, 3)[0].tolist()
+        assert found[3][1][1:] != found[4][1][1:]
+
+
+@pytest.mark.parametrize(
+    ("compression", "after"),
+    [
+        (Compression("topk", {"density": 0.1}, scope="layer", start_after=2), {"density": 0.1}),
+        (Compression("natural", scope="layer", start_after=2), None),
+        (
+            Compression("topk", scope="layer", start_after=2, controller=Scripted(seed=8)),
+            {"density": steered.rows(8, 0, 3, 3)[2, 0]},
+        ),
+        (
+            Compression("fft", {"bits": lambda step: 12 - step}, scope="layer", start_after=2),
+            {"density": dict(Compression("fft").params)["density"], "bits": 10.0},
+        ),
+    ],
+)
+def test_decisions_say_that_the_first_exchanges_send_all(compression, after):
+    job = Job(SilentCollectives(Alone), compression)
+    found = []
+    for step in range(2):
+        job.step(step)
+        found.append(job.reducer.decisions().get("c"))
+    assert found == [{"density": 1.0}, after]
 
 
 def test_residuals_of_what_is_withheld_move_with_the_variables():

@@ -23,9 +23,11 @@ class CompressionMonitor(tf.keras.callbacks.Callback):
 
     Worker 0 writes the figures to TensorBoard. Give it to ``model.fit`` on every worker.
 
-    Where densities or bits change, they are written, too, with the step from which on they hold:
-    to TensorBoard and, as ``(step, strategy.decisions)``, to ``decisions``. With
+    Where densities or bits change, they are written, too, with the number of the exchange from
+    which on they hold: to TensorBoard and, of the last epoch, to ``decisions``. With
     ``steps_per_execution`` above 1 only those after the last step of each execution are seen.
+    Exchanges are counted by the plan in use, which a restored state goes on with: a run that was
+    interrupted goes on, too, and where other layers are trained than before, they begin at 1.
 
     Where the codec has views, the log says at the end of an epoch which view each variable has, if
     any has changed.
@@ -44,7 +46,9 @@ class CompressionMonitor(tf.keras.callbacks.Callback):
         - ``step_ms``: median time of a step in milliseconds, the first steps of the run (which
           trace and compile) left out.
 
-      decisions: what changes from step to step, and since which step of the run; see above.
+      decisions: what has changed in the last epoch, as pairs of the number of an exchange and the
+        part of ``strategy.decisions`` that is not as it was: by the variable's name, and empty for
+        one of which nothing changes any more. The first pair of a run has all of them.
 
     Args:
       log_dir: folder for the TensorBoard log; ``None`` writes none.
@@ -61,6 +65,7 @@ class CompressionMonitor(tf.keras.callbacks.Callback):
         self._seen_steps = 0
         self._views: dict[str, str] = {}
         self.decisions: list[tuple[int, dict[str, dict[str, float]]]] = []
+        self._known_decisions: dict[str, dict[str, float]] = {}
         self._counted_start: dict[Plan, tuple[int, int]] = {}
         self._reset()
 
@@ -86,6 +91,7 @@ class CompressionMonitor(tf.keras.callbacks.Callback):
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         self._reset()
+        self.decisions = []
         self._row_sparse_start = self._row_sparse_total()
         self._counted_start = {plan: (num, size) for plan, num, size in self._counted()}
 
@@ -101,8 +107,8 @@ class CompressionMonitor(tf.keras.callbacks.Callback):
             self._counted_steps += num_steps
             if self._last_time is not None:
                 self._step_ms += [(now - self._last_time) * 1e3 / num_steps] * num_steps
-        self._last_time = now
         self._note_decisions()
+        self._last_time = time.perf_counter()  # what is noted is no part of the next step
 
     def on_test_begin(self, logs: Any = None) -> None:
         # An epoch may end with a validation, which sends what is not training's.
@@ -134,17 +140,25 @@ class CompressionMonitor(tf.keras.callbacks.Callback):
 
     def _note_decisions(self) -> None:
         reducer = self._reducer()
-        decisions = {} if reducer is None else reducer.decisions(self._keys())
-        last = self.decisions[-1][1] if self.decisions else {}
-        if decisions == last:
+        if reducer is None:
             return
-        self.decisions.append((self._seen_steps + 1, decisions))
+        known, decisions = self._known_decisions, reducer.decisions(self._keys())
+        self._known_decisions = decisions
+        changed = {
+            variable: decisions.get(variable, {})
+            for variable in known | decisions
+            if known.get(variable) != decisions.get(variable)
+        }
+        if not changed:
+            return
+        number = reducer.next_number(self._keys())
+        self.decisions.append((number, changed))
         if self._writer is not None:
             with self._writer.as_default():
-                for variable, decision in decisions.items():
+                for variable, decision in changed.items():
                     for name, value in decision.items():
-                        if last.get(variable, {}).get(name) != value:
-                            _write_scalar(f"{name}/{variable}", value, self._seen_steps + 1)
+                        if known.get(variable, {}).get(name) != value:
+                            _write_scalar(f"{name}/{variable}", value, number)
 
     def _log_views(self) -> None:
         reducer = self._reducer()

@@ -104,6 +104,11 @@ class SavedStates:
         """How many plans wait."""
         return len(self._waiting)
 
+    def buckets_of(self, variables: tuple[str, ...]) -> tuple[BucketState, ...]:
+        """Returns the buckets that ``take`` would find something for."""
+        plan = next((plan for plan in self._waiting if plan.variables == variables), None)
+        return () if plan is None else plan.parts[0][1].buckets
+
     def take(self, variables: tuple[str, ...]) -> SavedPlan | None:
         """Returns what was saved for a plan of these variables, once."""
         for plan in self._waiting:

@@ -15,6 +15,7 @@ from tf_gradcomp.agreement import Fact
 from tf_gradcomp.codecs.base import MAX_BUCKETS, MAX_SHARDS, Codec, LowRank
 from tf_gradcomp.compression import AUTO_TRANSPORT, DEFAULT_BUCKET_BYTES, Compression
 from tf_gradcomp.costs import BYTES_PER_WORD, AssumedCosts, Costs, Estimate, Network
+from tf_gradcomp.exchange_state import BucketState
 from tf_gradcomp.policy import Policy, VariableInfo
 from tf_gradcomp.transports import TRANSPORTS
 from tf_gradcomp.transports.base import Message, PayloadSize
@@ -195,11 +196,24 @@ def _words(messages: Sequence[Message]) -> float:
     return sum(message.words for message in messages)
 
 
-def variable_facts(variables: Sequence[VariableInfo], policy: Policy) -> list[Fact]:
-    """Returns what the workers must agree on before they make a plan, one fact per variable."""
+def variable_facts(
+    variables: Sequence[VariableInfo], policy: Policy, saved: Sequence[BucketState] = ()
+) -> list[Fact]:
+    """Returns what the workers must agree on before they make a plan, one fact per variable.
+
+    Args:
+      variables: in the model's order.
+      policy: decides the compression of each.
+      saved: as for ``make_plan``.
+    """
     facts = []
     for variable in variables:
-        how = policy.compression_for(variable) or ("row-sparse" if variable.sparse else "dense")
+        compression = policy.compression_for(variable)
+        how = str(compression or ("row-sparse" if variable.sparse else "dense"))
+        if compression is not None and compression.controller is not None:
+            key = (variable.name, variable.shape)
+            found = [n for n, b in enumerate(saved) if b.compression == how and key in b.variables]
+            how += "".join(f", saved in bucket {number}" for number in found)
         facts.append(Fact(variable.name, f"{_type(variable)} {how}"))
     return facts
 
@@ -210,6 +224,7 @@ def make_plan(
     num_workers: int,
     costs: Costs | None = None,
     compress: bool = True,
+    saved: Sequence[BucketState] = (),
 ) -> Plan:
     """Divides variables into buckets.
 
@@ -224,6 +239,8 @@ def make_plan(
       num_workers: number of workers, on which depends how often a payload is sent.
       costs: what exchanges take, which decides between transports; by default their bytes.
       compress: whether to compress anything at all.
+      saved: what earlier exchanges of these variables remember. Groups that a controller has made
+        then stay, for what is remembered fits no others.
 
     Returns:
       The plan. Compressed buckets come in exchange order, then dense ones, row-sparse ones last.
@@ -243,7 +260,7 @@ def make_plan(
     groups = [
         (compression, group)
         for compression, indices in alike.items()
-        for group in _groups(variables, indices, compression, num_workers, costs)
+        for group in _groups(variables, indices, compression, num_workers, costs, saved)
     ]
     buckets = []
     for compression, indices in sorted(groups, key=lambda group: -group[1][0]):
@@ -297,30 +314,49 @@ def _groups(
     compression: Compression,
     num_workers: int,
     costs: Costs,
+    saved: Sequence[BucketState],
 ) -> list[list[int]]:
-    """Returns which variables of one compression share a bucket, in the order of exchange."""
-    groups = None
-    if compression.controller is not None:
-        transport = _transports(compression.build(), compression, num_workers)[0]
+    """Returns which variables of one compression share a bucket."""
+    if compression.controller is None:
+        return _groups_by_scope(variables, indices, compression)
+    kept = _saved_groups(variables, indices, compression, saved)
+    rest = [index for index in indices if not any(index in group for group in kept)]
+    transport = _transports(compression.build(), compression, num_workers)[0]
 
-        def bucket(positions: Sequence[int]) -> Bucket:
-            members = tuple(indices[position] for position in positions)
-            size = sum(variables[index].num_elements for index in members)
-            return Bucket(members, size, "float32", compression, 0, transport)
+    def bucket(positions: Sequence[int]) -> Bucket:
+        members = tuple(rest[position] for position in positions)
+        size = sum(variables[index].num_elements for index in members)
+        return Bucket(members, size, "float32", compression, 0, transport)
 
-        def message_seconds(positions: Sequence[int], density: float) -> float:
-            messages = messages_at(variables, bucket(positions), density, num_workers)
-            return costs.network.seconds(messages)
+    def message_seconds(positions: Sequence[int], density: float) -> float:
+        messages = messages_at(variables, bucket(positions), density, num_workers)
+        return costs.network.seconds(messages)
 
-        groups = compression.controller.groups(
-            [variables[index].name for index in indices],
-            dict(compression.params).get("density", 1.0),
-            lambda positions: costs.work(variables, bucket(positions)),
-            message_seconds,
-        )
+    groups = compression.controller.groups(
+        [variables[index].name for index in rest],
+        dict(compression.params).get("density", 1.0),
+        lambda positions: costs.work(variables, bucket(positions)),
+        message_seconds,
+    )
     if groups is None:
         return _groups_by_scope(variables, indices, compression)
-    return [[indices[position] for position in group] for group in groups]
+    return kept + [[rest[position] for position in group] for group in groups]
+
+
+def _saved_groups(
+    variables: Sequence[VariableInfo],
+    indices: Sequence[int],
+    compression: Compression,
+    saved: Sequence[BucketState],
+) -> list[list[int]]:
+    """Returns the groups of one compression's variables that were saved, if all are here."""
+    index_of = {(variables[index].name, variables[index].shape): index for index in indices}
+    keys = [bucket.variables for bucket in saved if bucket.compression == str(compression)]
+    members = [key for bucket in keys for key in bucket]
+    is_clear = len(index_of) == len(indices) and len(set(members)) == len(members)
+    if not is_clear or not index_of.keys() >= set(members):
+        return []
+    return [[index_of[key] for key in bucket] for bucket in keys]
 
 
 def _groups_by_scope(

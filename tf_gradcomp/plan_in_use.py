@@ -44,8 +44,9 @@ class PlanInUse:
       counter: int32 scalar, exchanges so far.
       owners: the key of each variable, in the plan's order, and the variable itself.
       drift_watch: compares the workers' variables; ``None`` if nothing does.
-      elsewhere: keys of the variables of which other entries may hold what is left over.
+      elsewhere: keys of the variables of which other plans may hold what is left over.
       num_before: exchanges before this process began with them.
+      last_traced: of plans in use, the one traced last has the highest number.
     """
 
     plan: plan_lib.Plan
@@ -56,6 +57,7 @@ class PlanInUse:
     drift_watch: DriftWatch | None
     elsewhere: set[str]
     num_before: int = 0
+    last_traced: int = 0
 
     def has_exchanged(self) -> bool:
         """Whether this process has exchanged anything since it began with it, or restored it."""
@@ -72,7 +74,7 @@ class PlanInUse:
         )
 
     def take_over(self, other: PlanInUse) -> None:
-        """Moves what another entry's residuals hold of this one's variables to this one's.
+        """Moves what another plan's residuals hold of this one's variables to this one's.
 
         Each worker does so on its own: it takes no message, and leaves the sum of all as it was.
         """
@@ -137,7 +139,7 @@ class PlanInUse:
 
     def decisions(self) -> dict[int, dict[str, float]]:
         """Returns what is decided on the next exchange of buckets, by their numbers."""
-        step = int(self.counter) + 1
+        step = self.next_number
         found: dict[int, dict[str, float]] = {}
         for steering in self.steerings:
             for number, decision in zip(steering.numbers, steering.decisions(step), strict=True):
@@ -151,6 +153,14 @@ class PlanInUse:
                 density = compression.density_schedule(tf.constant(step))
                 by_schedule[compression] = float(density)
             found[number] = found.get(number, {}) | {"density": by_schedule[compression]}
+        for number, bucket in enumerate(self.plan.buckets):
+            if bucket.compression is None or not bucket.compression.start_after:
+                continue
+            own = dict(bucket.compression.params)
+            if step <= bucket.compression.start_after:
+                found[number] = {"density": 1.0}  # as it is, whatever else is decided
+            elif "density" in own:
+                found[number] = {"density": own["density"]} | found.get(number, {})
         return found
 
     def state(self) -> PlanState:
@@ -163,11 +173,25 @@ class PlanInUse:
         elsewhere = (i for i, key in enumerate(self.owners) if key in self.elsewhere)
         return PlanState(self._names, int(self.counter), tuple(buckets), tuple(elsewhere))
 
+    def begin(self, num_exchanges: int) -> None:
+        """Begins with decisions, and to count; all workers together.
+
+        Args:
+          num_exchanges: exchanges so far.
+        """
+        self.num_before = num_exchanges
+        self.counter.assign(num_exchanges)
+        for steering in self.steerings:
+            steering.begin(num_exchanges)
+
     def restore(self, saved: SavedStates) -> None:
-        """Goes on from what was saved of these variables; what does not fit begins anew."""
+        """Goes on from what was saved of these variables; what does not fit begins anew.
+
+        It takes the messages of ``begin`` and no others, whatever was saved: workers may not have
+        the same, which is found when they compare what they have.
+        """
         plan = saved.take(self._names)
-        self.num_before = 0 if plan is None else plan.num_exchanges
-        self.counter.assign(self.num_before)
+        self.begin(0 if plan is None else plan.num_exchanges)
         for exchange in self.exchanges:
             if isinstance(exchange, CompressedExchange) and exchange.sent is not None:
                 exchange.sent.assign(0)  # as they are of the exchanges since
@@ -184,10 +208,9 @@ class PlanInUse:
             if shares:
                 part.restore(shares)
                 continue
-            for variable in part.memory.values():
-                variable.assign(tf.zeros_like(variable))
-            if isinstance(part, Steering):
-                part.begin(self.num_before)
+            if not isinstance(part, Steering):  # which has begun
+                for variable in part.memory.values():
+                    variable.assign(tf.zeros_like(variable))
             logging.warning(
                 "Of what was saved, nothing fits the exchange by %s of %s: what it remembers, "
                 "such as residuals and momentum, begins anew.",
@@ -206,6 +229,11 @@ class PlanInUse:
                     digest.update(name.encode() + variable.numpy().tobytes())
         label = f"exchanges of {self._names[0]} and {len(self._names) - 1} more variables"
         return Fact(label, f"{int(self.counter)} so far, state {digest.hexdigest()[:16]}")
+
+    @property
+    def next_number(self) -> int:
+        """The number of the next exchange, from 1. Reads the state, so not in a graph."""
+        return int(self.counter) + 1
 
     @property
     def _names(self) -> tuple[str, ...]:

@@ -72,7 +72,8 @@ class GradientReducer:
         self._costs = costs
         self._compress = compress
         self._drift_check = drift_check
-        self._saved: SavedStates | None = None
+        self._saved = SavedStates(())
+        self._num_traced = 0
         self._entries: dict[tuple[_Identity, tuple[VariableInfo, ...]], PlanInUse] = {}
 
     @property
@@ -92,7 +93,7 @@ class GradientReducer:
         """
         return {
             name: view
-            for entry in self._alive(keys)
+            for entry in self._by_use(keys)
             for exchange in entry.exchanges
             if isinstance(exchange, CompressedExchange)
             for name, view in exchange.views().items()
@@ -105,7 +106,7 @@ class GradientReducer:
           keys: the keys of the variables that matter; ``None`` for all.
         """
         found: dict[str, dict[str, float]] = {}
-        for entry in self._alive(keys):
+        for entry in self._by_use(keys):
             for number, decision in entry.decisions().items():
                 for index in entry.plan.buckets[number].indices:
                     found[entry.plan.variables[index].name] = decision
@@ -119,11 +120,20 @@ class GradientReducer:
         """
         return {
             entry.plan.variables[index].name: exchange.delta
-            for entry in self._alive(keys)
+            for entry in self._by_use(keys)
             for exchange in entry.exchanges
             if isinstance(exchange, CompressedExchange) and exchange.delta is not None
             for index in exchange.bucket.indices
         }
+
+    def next_number(self, keys: Collection[str]) -> int:
+        """Returns the number of the next exchange, from 1, of the plan that was traced last.
+
+        Args:
+          keys: the keys of the variables that matter.
+        """
+        entries = self._by_use(keys)
+        return entries[-1].next_number if entries else 1
 
     def counted_bytes(self, keys: Collection[str]) -> list[tuple[plan_lib.Plan, int, int]]:
         """Returns for each plan the exchanges of this run, and the bytes that this worker has sent.
@@ -147,13 +157,13 @@ class GradientReducer:
         ]
 
     def profile(self) -> str:
-        """Returns what controllers have measured, of the plan that was made last; empty if nothing.
+        """Returns what controllers have measured, of the plan traced last; empty if nothing.
 
         It is what a later run can begin with; see ``controllers.lags``.
         """
         texts = [
             steering.profile()
-            for entry in self._alive(None)
+            for entry in self._by_use(None)
             for steering in entry.steerings
             if isinstance(steering, ControlledSteering)
         ]
@@ -186,8 +196,7 @@ class GradientReducer:
     def state(self) -> WorkerState:
         """Returns what all exchanges of this worker remember."""
         plans = [entry.state() for entry in self._entries.values() if entry.is_alive()]
-        if self._saved is not None:
-            plans += self._saved.waiting()
+        plans += self._saved.waiting()
         return WorkerState(
             self.collectives.num_workers, self.collectives.worker_index, tuple(plans)
         )
@@ -195,7 +204,9 @@ class GradientReducer:
     def restore(self, states: Sequence[WorkerState]) -> None:
         """Goes on from saved states, now or when the variables are first exchanged.
 
-        What does not fit begins anew, with a warning. All workers must call it together.
+        What does not fit begins anew, with a warning: a plan that is made already keeps its
+        buckets, even if a controller would leave those of a later one as they were saved. All
+        workers must call it together.
 
         Args:
           states: of this worker; or, of a cluster of another size, those of its workers that this
@@ -207,8 +218,9 @@ class GradientReducer:
         """
         self._saved = SavedStates(states)
         entries = [entry for entry in self._entries.values() if entry.is_alive()]
-        for entry in entries:
-            entry.restore(self._saved)
+        with tf.device(self.collectives.device):
+            for entry in entries:
+                entry.restore(self._saved)
         require_agreement(
             self.collectives, "what to go on from", [entry.common_fact() for entry in entries]
         )
@@ -228,8 +240,9 @@ class GradientReducer:
         would be take the place of the gradients' sums.
 
         An Inf or NaN on any worker reaches all workers, and spoils its whole bucket unless that is
-        exchanged without loss. The residuals and factors of all buckets then stay as they were
-        before the step, for such a step should be skipped.
+        exchanged without loss. In one that may be withheld it spoils all that may be: nobody but
+        the worker with the Inf or NaN knows which it is in. The residuals and factors of all
+        buckets then stay as they were before the step, for such a step should be skipped.
 
         Args:
           gradients: dense tensors of static shape, or ``tf.IndexedSlices``.
@@ -299,6 +312,10 @@ class GradientReducer:
             if entry.is_alive() and (keys is None or all(key in keys for key in identity))
         ]
 
+    def _by_use(self, keys: Collection[str] | None) -> list[PlanInUse]:
+        """Returns the same as ``_alive``, the one traced last at the end."""
+        return sorted(self._alive(keys), key=lambda entry: entry.last_traced)
+
     def _agree_on(self, conditions: Sequence[tf.Tensor]) -> tf.Tensor:
         """Returns whether all conditions, bool scalars, are met on all workers."""
         own = tf.cast(tf.reduce_all(conditions), tf.float32)
@@ -324,6 +341,8 @@ class GradientReducer:
             entry.elsewhere = set()
             self._drop_dead()
         self._entries[key] = entry
+        self._num_traced += 1
+        entry.last_traced = self._num_traced
         return entry
 
     def _make_entry(
@@ -332,9 +351,12 @@ class GradientReducer:
         num_workers = self.collectives.num_workers
         # Before the plan, too: to make it workers exchange measurements, which must match.
         subject = "what to exchange for each variable"
-        facts = plan_lib.variable_facts(variables, self.policy)
+        saved = self._saved.buckets_of(tuple(variable.name for variable in variables))
+        facts = plan_lib.variable_facts(variables, self.policy, saved)
         require_agreement(self.collectives, subject, facts)
-        plan = plan_lib.make_plan(variables, self.policy, num_workers, self._costs, self._compress)
+        plan = plan_lib.make_plan(
+            variables, self.policy, num_workers, self._costs, self._compress, saved
+        )
         require_agreement(self.collectives, subject, plan.facts())
         logging.info("Gradient exchange plan:\n%s", plan.summary())
         exchanges = [
@@ -349,19 +371,20 @@ class GradientReducer:
         with tf.init_scope(), tf.device(self.collectives.device):
             steerings = make_steerings(plan, tuple(owners.values()), self.collectives, costs)
             for steering in steerings:
-                steering.begin(0)
                 for number in steering.numbers:
                     exchange = exchanges[number]
                     assert isinstance(exchange, CompressedExchange)
                     exchange.choosers.append(functools.partial(steering.chosen, number))
         entry = PlanInUse(plan, exchanges, steerings, counter, dict(owners), watch, set(owners))
-        with tf.init_scope():
+        with tf.init_scope(), tf.device(self.collectives.device):
             if self._saved:
                 entry.restore(self._saved)
                 for other in self._entries.values():
                     if other.has_exchanged():
                         # That is not in what was saved.
                         entry.elsewhere |= set(owners).intersection(other.owners)
+            else:
+                entry.begin(0)
             require_agreement(self.collectives, "what to go on from", [entry.common_fact()])
         return entry
 

@@ -107,7 +107,12 @@ class CompressedMultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStr
 
         ``"density"`` is the share of the items to be sent, 0 for a gradient that is kept for later,
         and ``"bits"`` those of a value. Only variables of which either changes from exchange to
-        exchange are listed. The same on all workers.
+        exchange are listed. As long as ``start_after`` has gradients sent as they are, that is
+        ``{"density": 1.0}`` with every codec, also with one that has no density; such a one is no
+        longer listed then, unless its bits change. The same on all workers.
+
+        Where several plans have a variable, as when layers are frozen and thawed, it is the one
+        traced last that counts, here and for ``views`` and ``deltas``.
         """
         reducer = self.extended.reducer
         return {} if reducer is None else reducer.decisions()

@@ -4,6 +4,7 @@
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -349,3 +350,61 @@ def test_the_monitor_says_when_no_variable_is_compressed(policy, warns, caplog):
     monitor.set_model(small_model())
     monitor.on_train_end()
     assert ("all gradients were sent as they are" in caplog.text) == warns
+
+
+def test_the_monitor_keeps_what_has_changed_in_an_epoch(tmp_path):
+    """Noting it takes time that is no step's."""
+    script = [
+        {"a": {"density": 1.0}, "b": {"density": 0.5, "bits": 8.0}},
+        {"a": {"density": 1.0}, "b": {"density": 0.5, "bits": 6.0}},
+        {"a": {"density": 1.0}, "b": {"density": 0.5, "bits": 6.0}},
+        {"b": {"density": 0.5, "bits": 6.0}},
+        {"b": {"density": 0.25, "bits": 6.0}},
+        {"b": {"density": 0.25, "bits": 6.0}},
+    ]
+    noted = []
+
+    def decisions(keys):
+        time.sleep(0.2)
+        noted.append(script[len(noted)])
+        return noted[-1]
+
+    reducer = SimpleNamespace(
+        decisions=decisions,
+        next_number=lambda keys: 100 + len(noted),  # as of a run that goes on
+        plans_of=lambda keys: [],
+        counted_bytes=lambda keys: [],
+        row_sparse_bytes=lambda keys: 0,
+        views=lambda keys: {},
+        deltas=lambda keys: {},
+    )
+    monitor = tfgc.callbacks.CompressionMonitor(tmp_path)
+    monitor._reducer = lambda: reducer
+    monitor.set_model(small_model())
+    monitor.on_train_begin()
+    found = []
+    for epoch, num_steps in enumerate([2, 4]):
+        monitor.on_epoch_begin(epoch)
+        for batch in range(num_steps):
+            monitor.on_train_batch_end(batch)
+        monitor.on_epoch_end(epoch)
+        found.append(monitor.decisions)
+    assert found == [
+        [(101, script[0]), (102, {"b": {"density": 0.5, "bits": 6.0}})],
+        [(104, {"a": {}}), (105, {"b": {"density": 0.25, "bits": 6.0}})],
+    ]
+    assert monitor.history[-1]["step_ms"] < 100
+    (path,) = tmp_path.glob("events.*")
+    written = [
+        (value.tag, event.step)
+        for event in tf.compat.v1.train.summary_iterator(str(path))
+        for value in event.summary.value
+        if not value.tag.startswith("compression/")
+    ]
+    assert written == [
+        ("density/a", 101),
+        ("density/b", 101),
+        ("bits/b", 101),
+        ("bits/b", 102),
+        ("density/b", 105),
+    ]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import json
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
@@ -99,21 +100,16 @@ class Scheduled:
       text: what it is, for people and for comparisons between workers.
       function: from the number of exchanges so far, which begins at 0 as that of an optimizer's
         steps does, to the value.
-      identity: what tells it from others with the same text; ``None`` for a Keras schedule, which
-        its text describes, and which takes a tensor. Other functions take an integer.
+      identity: what tells it from others with the same text; ``None`` if its text says all.
+      is_keras: whether it is a Keras schedule, which takes a tensor; other functions take an
+        integer. Those of Keras cannot be asked before a cluster is joined: they run TensorFlow's
+        operations, and with the first one a program can no longer join.
     """
 
     text: str
     function: Callable[[Any], Any] = dataclasses.field(compare=False, repr=False)
     identity: Any = dataclasses.field(default=None, repr=False)
-
-    @property
-    def is_keras(self) -> bool:
-        """Whether it is a Keras schedule. Those cannot be asked before a cluster is joined.
-
-        They run TensorFlow's operations, and with the first one a program can no longer join.
-        """
-        return self.identity is None
+    is_keras: bool = False
 
     @functools.cached_property
     def first(self) -> float:
@@ -147,13 +143,46 @@ class Scheduled:
 
 
 def as_scheduled(function: Callable[[Any], Any]) -> Scheduled:
-    """Wraps a ``keras.optimizers.schedules`` object, or any function of the exchanges so far."""
+    """Wraps a ``keras.optimizers.schedules`` object, or any function of the exchanges so far.
+
+    Raises:
+      ValueError: it cannot be told from others, since it is not hashable.
+    """
     if isinstance(function, Scheduled):
         return function
-    get_config = getattr(function, "get_config", None)
-    if get_config is None:
+    is_keras = hasattr(function, "get_config")
+    if not is_keras:
         name = getattr(function, "__qualname__", type(function).__qualname__)
-        return Scheduled(f"{name}()", function, identity=function)
-    config = {key: value for key, value in get_config().items() if key != "name"}
-    fields = ",".join(f"{key}={value}" for key, value in config.items())
-    return Scheduled(f"{type(function).__name__}({fields})", function)
+        return Scheduled(f"{name}()", function, _identity(function))
+    try:
+        config = function.get_config()  # type: ignore[attr-defined]
+    except NotImplementedError:  # Keras' own, which a class need not replace
+        config = None
+    fields = {k: _plain_text(value) for k, value in (config or {}).items() if k != "name"}
+    # Workers compare the text: it must not have the addresses of objects.
+    shown = ",".join(f"{key}={text}" for key, text in fields.items() if text is not None)
+    says_all = config is not None and None not in fields.values()
+    identity = None if says_all else _identity(function)
+    return Scheduled(f"{type(function).__name__}({shown})", function, identity, is_keras=True)
+
+
+def _identity(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    try:
+        hash(function)
+    except TypeError:
+        raise ValueError(
+            f"a schedule must be hashable, as a compression is, got {function!r}: give a function "
+            "or, for instance, an object of a frozen dataclass"
+        ) from None
+    return function
+
+
+def _plain_text(value: Any) -> str | None:
+    """Returns what JSON could say as well as text, and ``None`` for anything else."""
+    if isinstance(value, np.generic | np.ndarray):
+        value = value.tolist()
+    try:
+        json.dumps(value)
+    except (TypeError, ValueError):
+        return None
+    return str(value)

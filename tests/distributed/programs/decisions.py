@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import hashlib
+import itertools
 from collections.abc import Mapping
 from typing import Any
 
@@ -175,12 +176,16 @@ def main() -> None:
         on_train_batch_end=lambda batch, logs: counts.append(loss.count)
     )
     monitor = tfgc.callbacks.CompressionMonitor()
+    changes: list[tuple[int, dict[str, dict[str, float]]]] = []
+    keep = keras.callbacks.LambdaCallback(
+        on_epoch_end=lambda epoch, logs: changes.extend(monitor.decisions)
+    )
     history = model.fit(
         make_data(),
         epochs=EPOCHS,
         steps_per_epoch=args.steps // EPOCHS,
         verbose=0,
-        callbacks=[monitor, count],
+        callbacks=[monitor, keep, count],
     )
     (entry,) = reducer._entries.values()
     weights = b"".join(np.asarray(weight).tobytes() for weight in model.get_weights())
@@ -190,7 +195,7 @@ def main() -> None:
         traces=[counts[0], counts[-1]],
         exchanges=int(entry.counter),
         decisions=strategy.decisions,
-        log=monitor.decisions,
+        log=list(itertools.accumulate(changes, lambda log, new: (new[0], log[1] | new[1]))),
         profile=reducer.profile(),
         payload_bytes=[figures["payload_bytes"] for figures in monitor.history],
         buckets=[
