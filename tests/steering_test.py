@@ -17,10 +17,12 @@ from steered import INFOS, Job, Scripted, Sending, biased, gradient, rate
 
 from tf_gradcomp import exchange_state
 from tf_gradcomp.agreement import PlanMismatchError
+from tf_gradcomp.codecs.base import Draw
 from tf_gradcomp.compression import Compression
 from tf_gradcomp.controllers import lags
 from tf_gradcomp.controllers.base import CHANGE, READY, Decision
 from tf_gradcomp.costs import Link, Network
+from tf_gradcomp.exchanges import make_exchange
 from tf_gradcomp.plan import dense_beyond, make_plan
 from tf_gradcomp.policy import Policy, VariableInfo
 from tf_gradcomp.transports.silent import SilentCollectives
@@ -580,16 +582,20 @@ def test_another_controller_begins_anew_with_a_warning(old, new, words, caplog):
         job.steps(0, 1, 2, 3)
         other = Job(collectives, f"topk:scope=layer,{new}")
         other.reducer.restore([as_saved(job)])
-        other.step(4)
-        return other.densities()
+        decided = []
+        for step in range(4, 9):
+            other.step(step)
+            decided.append(other.densities())
+        return decided
 
     decided = []
     text = warnings_of(caplog, lambda: decided.extend(loopback.run_workers(2, work)))
     assert words in text
     assert decided[0] == decided[1]
     if "seed=9" in new:
-        # What begins anew does so in a period that others have begun.
-        assert [decided[0][name] for name in "cba"] == steered.rows(9, 0, 3, 3)[2].tolist()
+        # What begins anew does so with a whole period, whatever others have begun.
+        rows = np.concatenate([steered.rows(9, number, 3, 3) for number in range(2)])
+        assert [[d[name] for name in "cba"] for d in decided[0]] == rows[1:].tolist()
 
 
 def test_another_schedule_begins_at_the_exchange_at_hand(caplog):
@@ -987,8 +993,11 @@ def test_change_is_that_of_numpy():
                 changes = []
                 for names in ("cb", "a"):
                     moved = sum(np.square(now[n] - before[n]).sum() for n in names)
-                    norm = sum(np.square(before[n].astype(np.float64)).sum() for n in names)
-                    changes.append(np.sqrt(moved) / (np.sqrt(norm) + 1e-12))
+                    norm = max(
+                        sum(np.square(weights[n].astype(np.float64)).sum() for n in names)
+                        for weights in (before, now)
+                    )
+                    changes.append(np.sqrt(moved / norm) if norm else 0.0)
                 expected.append(changes)
                 before = now
             for name, weight in job.weights.items():
@@ -1002,7 +1011,69 @@ def test_change_is_that_of_numpy():
         expected[3][1] = 0.0  # no numbers
         np.testing.assert_allclose(seen, expected, rtol=1e-5)
         assert seen[0][1] == 0.0
-        assert seen[1][1] > 1e9
+        assert seen[1][1] == 1.0
+
+
+def test_change_is_since_other_plans_have_trained_the_variables():
+    """As where layers are frozen for a while."""
+    controller = Watching(period=3)
+    compression = Compression("topk", scope="layer", controller=controller)
+    job = Job(SilentCollectives(Alone), compression)
+
+    def step(names):
+        job.step(0, names=names)
+        for name in names:
+            job.weights[name].assign_add(tf.ones(job.weights[name].shape))
+
+    for names in ["abc", "ab", "ab", "abc", "abc"]:
+        step(names)
+    # From 1: a and b have grown to 5, and the last but one of these steps has begun at 4.
+    np.testing.assert_allclose(controller.seen[-1], [1 / 3, 1 / 5, 1 / 5])
+
+
+class Descent:
+    """Training with a layer window, in which each gradient moves a variable by the same."""
+
+    def __init__(self, spec, weights, moves):
+        self.job = job = Job(SilentCollectives(Alone), f"identity:scope=layer,{spec}")
+        self._moves = moves
+        for name, weight in weights.items():
+            job.weights[name].assign(tf.fill(job.weights[name].shape, weight))
+
+    def run(self, num_exchanges):
+        """Returns how often each was sent."""
+        gradients = [tf.fill(info.shape, self._moves[info.name]) for info in INFOS]
+        num_sent = dict.fromkeys("abc", 0)
+        for _ in range(num_exchanges):
+            totals = self.job.reduce(gradients, INFOS, 0)
+            for info, total in zip(INFOS, totals, strict=True):
+                num_sent[info.name] += int(np.any(total))
+                self.job.weights[info.name].assign_add(total / 2)  # of two workers, the same
+        return num_sent
+
+
+@pytest.mark.parametrize("spec", ["period=1,budget=0.5", "period=10,budget=0.1"])
+def test_scores_of_a_layer_window_are_the_changes_for_each_gradient(spec):
+    """As weights are updated after the exchange in which they are compared."""
+    moves = {"a": 0.01, "b": 0.02, "c": 0.04}
+    descent = Descent(
+        f"controller=layer_window({spec},patience=9)", dict.fromkeys("abc", 1e3), moves
+    )
+    descent.run(100)
+    scores = steering_of(descent.job)._state.numpy()[:3]
+    np.testing.assert_allclose(scores, [1e-5, 2e-5, 4e-5], rtol=1e-2)
+
+
+def test_a_layer_that_starts_at_zero_starves_others_for_no_more_than_a_few_periods():
+    moves = dict.fromkeys("abc", 0.1)
+    descent = Descent(
+        "controller=layer_window(period=10,budget=0.5,patience=100)",
+        {"a": 10.0, "b": 0.0, "c": 10.0},
+        moves,
+    )
+    sent = [descent.run(10) for _ in range(10)]
+    assert sent[1]["a"] == 0  # b has changed by 1, a hundred times as much
+    assert all(of_period["a"] >= 3 for of_period in sent[-3:])
 
 
 def delayed(value, after, seconds=0.1):
@@ -1149,20 +1220,56 @@ def test_lags_stays_as_it_begins_where_nothing_is_measured(caplog):
     assert "Lags goes on as it begins" in text
 
 
-def test_measuring_again_leaves_schedules_where_they_are():
+def test_measuring_again_leaves_schedules_and_windows_where_they_are():
     def schedule(step):
         return (1 + step) / 1500
 
     def work(collectives):
-        job = Job(collectives, Compression("topk", (("density", schedule),)), [INFOS[2]])
-        job.step(0)
-        state = as_saved(job)
-        state = state._replace(plans=(state.plans[0]._replace(num_exchanges=300),))
-        job.reducer.restore([state])
-        job.reducer.measure_again()
+        job = Job(collectives, Compression("topk", (("density", schedule),)))
+        window = Job(collectives, RESUMED["window"])
+        for one in (job, window):
+            one.steps(0, 1, 2, 3)
+        before = [one.reducer.decisions() for one in (job, window)]
+        states = [as_saved(one) for one in (job, window)]
+        for one in (job, window):
+            one.reducer.measure_again()
+        assert [one.reducer.decisions() for one in (job, window)] == before
+        for one, state in zip((job, window), states, strict=True):
+            np.testing.assert_equal(as_saved(one), state)
         return job.densities()["c"]
 
-    assert loopback.run_workers(2, work) == [pytest.approx(301 / 1500)] * 2
+    assert loopback.run_workers(2, work) == [pytest.approx(5 / 1500)] * 2
+
+
+def test_what_is_decided_by_times_begins_with_a_whole_period_and_goes_on_after_a_stop():
+    def work(collectives):
+        controller = Watching(seed=8, period=3, what=READY)
+        compression = Compression("topk", scope="layer", controller=controller)
+        job = Job(collectives, compression, costs=Figures())
+        job.steps(0, 1)
+        job.reducer.measure_again()
+        decided = [job.densities()]
+        job.step(2)
+        other = Job(collectives, compression, costs=Figures())
+        other.reducer.restore([as_saved(job)])
+        other.step(3)  # of which it has no times: it goes on with the same rows
+        assert other.densities() == dict(zip("cba", steered.rows(8, 0, 3, 3)[2], strict=True))
+        for step in (2, 3, 4, 5):
+            job.step(step)
+            decided.append(job.densities())
+        assert len(controller.seen) == 1
+        return [[d[name] for name in "cba"] for d in decided]
+
+    rows = np.concatenate([steered.rows(8, number, 3, 3) for number in range(2)])
+    expected = rows[[0, 2, 3, 4, 5]].tolist()
+    assert loopback.run_workers(2, work) == [expected] * 2
+
+
+def test_an_exchange_of_which_others_decide_must_be_told():
+    plan = make_plan(INFOS, Policy("none", (("*", RESUMED["window"]),)), 2)
+    exchange = make_exchange(plan, 0, SilentCollectives(Alone))
+    with pytest.raises(AssertionError, match="exchange by identity.* must be told"):
+        exchange([tf.zeros(INFOS[2].shape)], Draw(0, 0, tf.constant(1)))
 
 
 @pytest.mark.parametrize(

@@ -258,19 +258,24 @@ def lags(
 
 
 def layer_window(
-    budget: float = 0.2, period: int = 100, patience: int | None = None, pick: str = "window"
+    budget: float = 0.2,
+    period: int = 100,
+    patience: int | None = None,
+    pick: str = "window",
+    seed: int = 0,
 ) -> Compression:
     """Some layers are sent whole in a step, the others kept for later: a window slides over them.
 
     Args:
-      budget: share of the bytes sent in a step on average, in (0, 1].
+      budget: share of the elements that a step sends at most, on average, in (0, 1].
       period: exchanges between two looks at how much each layer changes.
       patience: a layer is sent at least once in so many exchanges; ``None`` is ``4 / budget``.
       pick: ``"window"``, or ``"uniform"`` or ``"arcsine"`` for random layers.
+      seed: of the random layers.
 
     Source: Hu et al., HPCC 2022; docs/methods/layer_window.md says what is a reconstruction.
     """
-    controller = LayerWindow(period=period, budget=budget, patience=patience, pick=pick)
+    controller = LayerWindow(period, budget, patience, pick, seed)
     return Compression("identity", scope="layer", transport="all_reduce", controller=controller)
 
 

@@ -28,6 +28,7 @@ from tf_gradcomp.exchange_state import (
     SavedStates,
 )
 from tf_gradcomp.exchanges import CompressedExchange, Exchange
+from tf_gradcomp.exchanges.base import Chosen
 from tf_gradcomp.steering import Steering
 
 _Key: TypeAlias = tuple[tuple[tuple[str, tuple[int, ...]], ...], str]
@@ -106,8 +107,13 @@ class PlanInUse:
                 ", ".join(names[key] for key in stuck),
             )
 
-    def forget_momentum(self) -> None:
-        """Begins anew with momentum: that of before other plans trained the variables is stale."""
+    def forget_stale(self) -> None:
+        """Forgets what is of before other plans trained the variables.
+
+        That is momentum, and the weights with which later ones are to be compared.
+        """
+        for steering in self.steerings:
+            steering.forget_weights()
         for exchange in self.exchanges:
             for name, variable in exchange.memory.items():
                 if name.startswith((MOMENTUM, GLOBAL_MOMENTUM, VELOCITY)):
@@ -137,12 +143,22 @@ class PlanInUse:
         keys = list(self.owners)
         return [keys[index] for index in exchange.bucket.indices]
 
+    def chosen(self) -> dict[int, Chosen]:
+        """Returns what steerings have decided on the exchange at hand, by numbers of buckets."""
+        found: dict[int, Chosen] = {}
+        with tf.device("CPU:0"):  # as all that becomes a number of items
+            for steering in self.steerings:
+                for number, chosen in zip(steering.numbers, steering.chosen(), strict=True):
+                    more = {k: v for k, v in chosen._asdict().items() if v is not None}
+                    found[number] = found.get(number, Chosen())._replace(**more)
+        return found
+
     def decisions(self) -> dict[int, dict[str, float]]:
         """Returns what is decided on the next exchange of buckets, by their numbers."""
         step = self.next_number
         found: dict[int, dict[str, float]] = {}
         for steering in self.steerings:
-            for number, decision in zip(steering.numbers, steering.decisions(step), strict=True):
+            for number, decision in zip(steering.numbers, steering.decisions(), strict=True):
                 found[number] = found.get(number, {}) | decision
         by_schedule: dict[Compression, float] = {}
         for number, bucket in enumerate(self.plan.buckets):

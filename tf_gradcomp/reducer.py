@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -170,13 +169,14 @@ class GradientReducer:
         return next(filter(None, reversed(texts)), "")
 
     def measure_again(self) -> None:
-        """Measures the network, and lets all controllers begin anew; all workers together."""
+        """Measures the network, and lets what decides by times begin anew; all workers together."""
         if self._costs is not None:
             self._costs.measure_again()
         with tf.init_scope(), tf.device(self.collectives.device):
             for entry in self._alive(None):
                 for steering in entry.steerings:
-                    steering.begin(int(entry.counter))
+                    if steering.needs_times:
+                        steering.begin(int(entry.counter))
 
     def row_sparse_bytes(self, keys: Collection[str]) -> int:
         """Returns the bytes that this worker has sent so far for rows of sparse gradients.
@@ -270,6 +270,7 @@ class GradientReducer:
             if self.policy.clip_norm is not None:
                 bound = self.policy.clip_norm / math.sqrt(self.collectives.num_workers)
                 gradients = _clipped(gradients, bound)
+            chosen = entry.chosen()
             withheld: list[tuple[Sequence[int], Reduced]] = []
             for number, exchange in enumerate(entry.exchanges):
                 indices = exchange.bucket.indices
@@ -279,7 +280,7 @@ class GradientReducer:
                 draw = Draw(number, self.collectives.worker_index, step)
                 # The name is what an error of a collective shows.
                 with tf.name_scope(f"gradient_exchange_bucket_{number}"):
-                    reduced = exchange(members, draw, learning_rate)
+                    reduced = exchange(members, draw, learning_rate, chosen.get(number))
                 sums.update(zip(indices, reduced.gradients, strict=True))
                 finite.append(reduced.finite)
                 updates.extend(reduced.updates)
@@ -334,7 +335,7 @@ class GradientReducer:
             entry = self._make_entry(variables, owners)
         if entry.elsewhere:
             with tf.init_scope(), tf.device(self.collectives.device):
-                entry.forget_momentum()
+                entry.forget_stale()
                 for other in self._entries.values():
                     if other is not entry:
                         entry.take_over(other)
@@ -370,11 +371,6 @@ class GradientReducer:
         costs = AssumedCosts() if self._costs is None else self._costs
         with tf.init_scope(), tf.device(self.collectives.device):
             steerings = make_steerings(plan, tuple(owners.values()), self.collectives, costs)
-            for steering in steerings:
-                for number in steering.numbers:
-                    exchange = exchanges[number]
-                    assert isinstance(exchange, CompressedExchange)
-                    exchange.choosers.append(functools.partial(steering.chosen, number))
         entry = PlanInUse(plan, exchanges, steerings, counter, dict(owners), watch, set(owners))
         with tf.init_scope(), tf.device(self.collectives.device):
             if self._saved:

@@ -33,7 +33,6 @@ SCHEDULE_PERIOD = 128
 # Of scheduled values. No bucket has so many items that a share of 1e-12 is more than one of them;
 # codecs take as many bits as they can of those that they are told.
 _RANGES = {"density": (1e-12, 1.0), "bits": (1.0, 32.0)}
-_NO_NORM = 1e-12
 # Work is measured with the codec's density and one higher by this factor, and grows evenly.
 _HIGHER = 20
 
@@ -51,37 +50,48 @@ class Steering(abc.ABC):
 
     def __init__(self, numbers: Sequence[int], period: int, collectives: Collectives) -> None:
         self.numbers = tuple(numbers)
-        self.memory: dict[str, tf.Variable] = {}
         self._period = period
         self._collectives = collectives
+        # Exchanges of the period at hand so far: the row of the next one.
+        self._done = state.host_zeros((), "done")
+        self.memory: dict[str, tf.Variable] = {"done": self._done}
+
+    @property
+    def needs_times(self) -> bool:
+        """Whether it decides by times, and so should begin anew when these are measured again."""
+        return False
 
     @abc.abstractmethod
-    def chosen(self, number: int, step: tf.Tensor) -> Chosen:
-        """Returns what is decided on an exchange.
-
-        Args:
-          number: that of the bucket in the plan.
-          step: int32 scalar, the number of the exchange, from 1.
-        """
+    def chosen(self) -> list[Chosen]:
+        """Returns what is decided on the exchange at hand, for each of ``numbers``."""
 
     def restore(self, shares: Sequence[Share]) -> None:
         """Goes on from what was remembered elsewhere; see ``CompressedExchange``."""
         restore(self.memory, shares)
 
     @abc.abstractmethod
-    def decisions(self, step: int) -> list[dict[str, float]]:
-        """Returns what is decided on the exchange of this number, for each of ``numbers``.
+    def decisions(self) -> list[dict[str, float]]:
+        """Returns what is decided on the next exchange, for each of ``numbers``.
 
-        It must be in the period at hand. Reads the state, so not while a graph is traced.
+        Reads the state, so not while a graph is traced.
         """
 
-    @abc.abstractmethod
     def begin(self, num_exchanges: int) -> None:
-        """Decides on the period at hand, eagerly and anew; all workers together.
+        """Begins anew with a whole period from the next exchange on, eagerly; all workers together.
 
         Args:
           num_exchanges: exchanges so far.
         """
+        self._done.assign(0)
+        self._start(num_exchanges)
+
+    @abc.abstractmethod
+    def _start(self, num_exchanges: int) -> None:
+        """Decides on a first period."""
+
+    def forget_weights(self) -> None:
+        """Lets later weights be compared with those of now, eagerly; by default none are."""
+        return
 
     def start_step(self, gradients: Sequence[Any]) -> None:
         """Takes note that a step has begun; by default there is nothing to note.
@@ -98,15 +108,17 @@ class Steering(abc.ABC):
           step: int32 scalar, the number of the exchange.
         """
         with tf.device("CPU:0"), tf.name_scope("steering"):
-            is_last = tf.equal(step % self._period, 0)
+            done = self._done.read_value() + 1
+            is_last = tf.equal(done, self._period)
             tf.cond(is_last, lambda: self._decide(step), tf.no_op)
+            self._done.assign(tf.where(is_last, 0, done))
 
     @abc.abstractmethod
     def _decide(self, step: tf.Tensor) -> tf.Operation:
         """Stores the decisions on the period that begins after this exchange."""
 
-    def _row(self, table: tf.Variable, step: tf.Tensor) -> tf.Tensor:
-        return tf.gather(table.read_value(), (step - 1) % self._period)
+    def _row(self, table: tf.Variable) -> tf.Tensor:
+        return tf.gather(table.read_value(), self._done.read_value())
 
     def _agreed(self, values: tf.Tensor) -> tf.Tensor:
         """Returns worker 0's values, a vector of static size."""
@@ -124,22 +136,23 @@ class ScheduledSteering(Steering):
     ) -> None:
         super().__init__(numbers, SCHEDULE_PERIOD, collectives)
         self._scheduled = compression.scheduled
-        self.memory = {
+        self._tables = {
             name: state.host_zeros((SCHEDULE_PERIOD,), name, tf.float64) for name in self._scheduled
         }
+        self.memory |= self._tables
 
-    def begin(self, num_exchanges: int) -> None:
-        self._store(tf.constant(num_exchanges // self._period * self._period))
+    def _start(self, num_exchanges: int) -> None:
+        self._store(tf.constant(num_exchanges))
 
-    def chosen(self, number: int, step: tf.Tensor) -> Chosen:
-        found = {name: self._row(table, step) for name, table in self.memory.items()}
+    def chosen(self) -> list[Chosen]:
+        found = {name: self._row(table) for name, table in self._tables.items()}
         if "bits" in found:
             found["bits"] = tf.cast(found["bits"], tf.int32)
-        return Chosen(**found)
+        return [Chosen(**found)] * len(self.numbers)
 
-    def decisions(self, step: int) -> list[dict[str, float]]:
-        row = (step - 1) % self._period
-        found = {name: float(table.numpy()[row]) for name, table in self.memory.items()}
+    def decisions(self) -> list[dict[str, float]]:
+        row = int(self._done)
+        found = {name: float(table.numpy()[row]) for name, table in self._tables.items()}
         return [found] * len(self.numbers)
 
     def _decide(self, step: tf.Tensor) -> tf.Operation:
@@ -156,7 +169,7 @@ class ScheduledSteering(Steering):
             value = tf.clip_by_value(value, np.float64(least), np.float64(most))
             values.append(tf.round(value) if name == "bits" else value)
         agreed = tf.split(self._agreed(tf.concat(values, 0)), len(values))
-        pairs = zip(self.memory.values(), agreed, strict=True)
+        pairs = zip(self._tables.values(), agreed, strict=True)
         return tf.group(*[table.assign(values) for table, values in pairs])
 
 
@@ -186,7 +199,7 @@ class ControlledSteering(Steering):
         decision = self._checked(self._controller.start(self._setting))
         self._state = state.host_zeros(decision.state.shape, "controller", tf.float64)
         self._densities = state.host_zeros(decision.densities.shape, "densities", tf.float64)
-        self.memory = {"controller": self._state, "densities": self._densities}
+        self.memory |= {"controller": self._state, "densities": self._densities}
         statistics = self._controller.statistics
         self._clock = None
         if READY in statistics and not costs.network.measured:
@@ -241,19 +254,27 @@ class ControlledSteering(Steering):
             message_seconds=message_seconds,
         )
 
-    def begin(self, num_exchanges: int) -> None:
+    @property
+    def needs_times(self) -> bool:
+        return READY in self._controller.statistics
+
+    def _start(self, num_exchanges: int) -> None:
         decision = self._checked(self._controller.start(self._setting))
         self._store(tf.constant(decision.state), tf.constant(decision.densities))
-        if READY in self._controller.statistics:
+        if self.needs_times:
             self._ready.assign(tf.fill(self._ready.shape, np.float64("nan")))
+        self.forget_weights()
+
+    def forget_weights(self) -> None:
         for before, owner in zip(self._before, self._owners, strict=False):
             before.assign(tf.cast(read_weight(owner()), tf.float32))
 
-    def chosen(self, number: int, step: tf.Tensor) -> Chosen:
-        return Chosen(self._row(self._densities, step)[self.numbers.index(number)])
+    def chosen(self) -> list[Chosen]:
+        row = self._row(self._densities)
+        return [Chosen(row[position]) for position in range(len(self.numbers))]
 
-    def decisions(self, step: int) -> list[dict[str, float]]:
-        row = self._densities.numpy()[(step - 1) % self._period]
+    def decisions(self) -> list[dict[str, float]]:
+        row = self._densities.numpy()[int(self._done)]
         return [{"density": density} for density in row.tolist()]
 
     def profile(self) -> str:
@@ -270,7 +291,7 @@ class ControlledSteering(Steering):
     def end_step(self, step: tf.Tensor) -> None:
         if self._clock is not None:
             with tf.device("CPU:0"):
-                row = [[(step - 1) % self._period]]
+                row = [[self._done.read_value()]]
                 self._ready.scatter_nd_update(row, [self._clock.read()])
         super().end_step(step)
 
@@ -300,24 +321,23 @@ class ControlledSteering(Steering):
         return measured
 
     def _change(self) -> tf.Tensor:
-        """Returns the relative change of each bucket's weights, and begins anew."""
+        """Returns the ``CHANGE`` of each bucket's weights, and begins anew."""
         with tf.device(self._collectives.device):
             weights = [tf.cast(read_weight(owner()), tf.float32) for owner in self._owners]
-            differences, norms = [], []
+            squares: list[tuple[tf.Tensor, tf.Tensor, tf.Tensor]] = []
             for weight, before in zip(weights, self._before, strict=True):
                 old = before.read_value()
-                differences.append(tf.reduce_sum(tf.square(weight - old)))
-                norms.append(tf.reduce_sum(tf.square(old)))
-        with tf.control_dependencies([*differences, *norms]):
+                parts = (weight - old, old, weight)
+                squares.append(tuple(tf.reduce_sum(tf.square(part)) for part in parts))
+        with tf.control_dependencies(tf.nest.flatten(squares)):
             for weight, before in zip(weights, self._before, strict=True):
                 before.assign(weight)
         changes = []
         for bucket in self._setting.buckets:
-            moved, norm = (
-                tf.sqrt(tf.cast(tf.add_n([parts[i] for i in bucket]), tf.float64))
-                for parts in (differences, norms)
-            )
-            changes.append(moved / (norm + _NO_NORM))
+            sums = (tf.add_n(parts) for parts in zip(*(squares[i] for i in bucket), strict=True))
+            moved, old, new = (tf.sqrt(tf.cast(total, tf.float64)) for total in sums)
+            # The larger norm: weights that start at zero change by 1, and not without bounds.
+            changes.append(tf.math.divide_no_nan(moved, tf.maximum(old, new)))
         # Weights that are no numbers have not changed in any way that matters.
         return tf.stack([tf.where(tf.math.is_finite(c), c, np.float64(0)) for c in changes])
 

@@ -146,7 +146,7 @@ class CompressedMultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStr
         Path(path).write_text(text, encoding="utf-8")
 
     def measure_again(self) -> None:
-        """Measures the network again, and lets controllers begin anew.
+        """Measures the network again, and lets controllers that decide by times begin anew.
 
         All workers must call it between the same two steps.
         """

@@ -32,13 +32,18 @@ def setting(sizes):
 
 
 def run(controller, sizes, speeds):
-    """Which layers each exchange sends, bool ``[P * period, L]``, in forward order.
+    """Which layers each exchange sends, bool ``[P * period, L]``, in forward order."""
+    return run_with_scores(controller, sizes, speeds)[0]
+
+
+def run_with_scores(controller, sizes, speeds):
+    """The same, and the scores by which the last period was decided, ``[L]``.
 
     A layer changes by ``speeds[p]`` for each gradient that reaches it in period ``p``, at once or
-    as part of a sum.
+    as part of a sum. It does so after the exchange, and weights are compared in the last exchange.
     """
     where = setting(sizes)
-    rows, waiting = [], np.zeros(len(sizes))
+    rows, waiting, arriving = [], np.zeros(len(sizes)), np.zeros(len(sizes))
     state, change = None, None
     for period in range(len(speeds)):
         if period == 0:
@@ -48,17 +53,18 @@ def run(controller, sizes, speeds):
             saved = np.frombuffer(np.array(state, np.float64).tobytes())
             measured = {CHANGE: change[::-1]} if controller.statistics else {}
             state, densities = controller.decide(where, saved, measured)
-        assert state.dtype == np.float64 and state.shape == (3 * len(sizes) + 3,)
+        assert state.dtype == np.float64 and state.shape == (4 * len(sizes) + 3,)
         assert densities.dtype == np.float64
         assert densities.shape == (controller.period, len(sizes))
         assert set(densities.ravel()) <= {0.0, DENSITY}
         change = np.zeros(len(sizes))
         for row in densities[:, ::-1] > 0:
+            change += arriving * speeds[period]
             waiting += 1
-            change += np.where(row, waiting, 0) * speeds[period]
+            arriving = np.where(row, waiting, 0)
             waiting[row] = 0
             rows.append(row)
-    return np.array(rows)
+    return np.array(rows), state[: len(sizes)]
 
 
 def gaps(column):
@@ -76,13 +82,14 @@ def cumulative(rows, sizes):
 def windows_of_the_text(speeds, period):
     """The reconstruction: scores, active set, width, slide. A budget of 1 clamps no window."""
     num_layers = len(speeds[0])
-    score, last_sent = [None] * num_layers, [-1] * num_layers
-    start, exchange, rows = 0, 0, []
+    score, start, rows = [None] * num_layers, 0, []
+    window = []
     for speed in speeds:
-        last_before = list(last_sent)
+        reached = set()
         known = [a for a in score if a is not None]
         assumed = [max(known, default=1.0) if a is None else a for a in score]
         for _ in range(period):
+            reached.update(window)  # by what the exchange before has sent
             front = next(i for i, a in enumerate(assumed) if a >= 0.1 * max(assumed))
             if not front <= start < num_layers:
                 start = front
@@ -90,28 +97,34 @@ def windows_of_the_text(speeds, period):
             window = cycle[:1]
             while sum(assumed[i] for i in window) < 0.6 * sum(assumed[i] for i in cycle):
                 window = cycle[: len(window) + 1]
-            for layer in window:
-                last_sent[layer] = exchange
             rows.append([layer in window for layer in range(num_layers)])
             start += max(1, len(window) // 2)
-            exchange += 1
-        for layer in range(num_layers):
-            if last_sent[layer] > last_before[layer]:  # else it has shown nothing
-                old = score[layer]
-                score[layer] = speed[layer] if old is None else 0.9 * old + 0.1 * speed[layer]
+        for layer in reached:  # the others have shown nothing
+            old = score[layer]
+            score[layer] = speed[layer] if old is None else 0.9 * old + 0.1 * speed[layer]
     return np.array(rows)
 
 
+@pytest.mark.parametrize("period", [1, 9])
 @pytest.mark.parametrize("seed", range(20))
-def test_a_budget_for_all_sends_the_windows_of_the_text(seed):
+def test_a_budget_for_all_sends_the_windows_of_the_text(seed, period):
     random = np.random.default_rng(seed)
     num_layers = int(random.integers(1, 9))
     sizes = [int(size) for size in random.integers(1, 1000, num_layers)]
     speeds = 10.0 ** random.uniform(-3, 0, (12, num_layers))
-    controller = LayerWindow(period=9, budget=1.0, patience=NEVER)
+    controller = LayerWindow(period=period, budget=1.0, patience=NEVER)
     np.testing.assert_array_equal(
-        run(controller, sizes, speeds), windows_of_the_text(speeds.tolist(), 9)
+        run(controller, sizes, speeds), windows_of_the_text(speeds.tolist(), period)
     )
+
+
+@pytest.mark.parametrize("budget", [0.02, 0.2, 1.0])
+@pytest.mark.parametrize("period", [1, 2, 10])
+def test_a_score_is_the_change_for_each_gradient_however_rarely_it_is_sent(period, budget):
+    speed = 10.0 ** np.linspace(-2, -1, 5)
+    speeds = np.tile(speed, (500 // period, 1))
+    _, scores = run_with_scores(LayerWindow(period, budget), [10] * 5, speeds)
+    np.testing.assert_allclose(scores, speed, rtol=1e-9)
 
 
 def test_equal_layers_are_sent_in_turn_as_often_as_the_budget_lets_them():
@@ -353,6 +366,6 @@ def test_a_bad_field_is_named(fields, message):
 def test_a_state_of_other_buckets_is_an_error():
     controller = LayerWindow()
     state = controller.start(setting([1, 2, 3])).state
-    message = "layer_window: the state of 2 buckets has shape (9,), got (12,); it is that of"
+    message = "layer_window: the state of 2 buckets has shape (11,), got (15,); it is that of"
     with pytest.raises(ValueError, match=re.escape(message)):
         controller.decide(setting([1, 2]), state, {CHANGE: np.zeros(2)})

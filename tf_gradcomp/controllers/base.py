@@ -19,8 +19,9 @@ import numpy as np
 # Seconds from the start of a step until a variable's gradient is there, on the slowest worker:
 # float64 [period, V].
 READY = "ready"
-# How much each bucket's variables have changed since the last decision, relative to their norm:
-# float64 [B].
+# How much the weights x of each bucket's variables differ from those at the last decision, x':
+# |x - x'| / max(|x|, |x'|), from 0 to 2; 0 where both are 0, or not all are numbers. Float64 [B].
+# They are compared in the last exchange of a period, before its update: that counts in the next.
 CHANGE = "change"
 
 

@@ -95,6 +95,7 @@ class LayerWindow(Controller):
                 scores=np.full(num_buckets, _UNMEASURED),
                 staleness=np.zeros(num_buckets),
                 delivered=np.zeros(num_buckets),
+                arriving=np.zeros(num_buckets),
             ),
         )
 
@@ -111,9 +112,10 @@ class LayerWindow(Controller):
         sizes = np.array(setting.bucket_sizes()[::-1], np.float64)
         income = self.budget * sizes.sum()
         draw = self._draw(state)
-        before = state.staleness
+        state.delivered = np.zeros(len(sizes))
         is_sent = np.zeros((self.period, len(sizes)), bool)
         for sent in is_sent:
+            state.delivered += state.arriving
             # What an exchange does not spend is lost, so that no later one sends much more.
             state.credit = min(state.credit, 0.0) + income
             sent[_due(state.staleness, self.max_gap)] = True
@@ -125,9 +127,8 @@ class LayerWindow(Controller):
                 drawn = np.setdiff1d(draw(), np.flatnonzero(sent))
                 sent[drawn] = True
                 state.credit -= sizes[drawn].sum()
+            state.arriving = np.where(sent, state.staleness + 1, 0)
             state.staleness = np.where(sent, 0, state.staleness + 1)
-        # Nothing for those that were not sent: their staleness has grown by the period.
-        state.delivered = before + self.period - state.staleness
         state.periods += 1
         # Back to the order of exchange.
         return Decision(state.pack(), is_sent[:, ::-1] * setting.density)
@@ -173,7 +174,10 @@ class _State:
     Attributes:
       scores: float64 ``[B]``, smoothed; ``_UNMEASURED`` for a layer that was never sent.
       staleness: float64 ``[B]``, exchanges since the last one that sent the layer.
-      delivered: float64 ``[B]``, how many exchanges' gradients the last period has brought.
+      delivered: float64 ``[B]``, how many exchanges' gradients are in the change of the weights
+        over the period: all that it sends but for the last exchange, and those of the one before
+        it. An exchange's update comes after it.
+      arriving: float64 ``[B]``, how many the last exchange of the period brings.
       start: the layer at which the window begins; one past the last wraps around.
       credit: elements that may still be sent; negative if they have been, in advance.
       periods: how many were planned.
@@ -182,26 +186,27 @@ class _State:
     scores: np.ndarray
     staleness: np.ndarray
     delivered: np.ndarray
+    arriving: np.ndarray
     start: int = 0
     credit: float = 0.0
     periods: int = 0
 
     def pack(self) -> np.ndarray:
-        """Returns it as float64 ``[3 B + 3]``."""
-        numbers = [self.start, self.credit, self.periods]
-        return np.concatenate([self.scores, self.staleness, self.delivered, numbers])
+        """Returns it as float64 ``[4 B + 3]``."""
+        vectors = [self.scores, self.staleness, self.delivered, self.arriving]
+        return np.concatenate([*vectors, [self.start, self.credit, self.periods]])
 
     @classmethod
     def unpack(cls, packed: np.ndarray, num_layers: int) -> _State:
         """Returns what ``pack`` has packed."""
-        if packed.shape != (3 * num_layers + 3,):
+        if packed.shape != (4 * num_layers + 3,):
             raise ValueError(
                 f"layer_window: the state of {num_layers} buckets has shape "
-                f"({3 * num_layers + 3},), got {packed.shape}; it is that of another plan"
+                f"({4 * num_layers + 3},), got {packed.shape}; it is that of another plan"
             )
-        scores, staleness, delivered = packed[:-3].reshape(3, num_layers)
         start, credit, periods = packed[-3:]
-        return cls(scores, staleness, delivered, int(start), float(credit), int(periods))
+        scores, staleness, delivered, arriving = packed[:-3].reshape(4, num_layers)
+        return cls(scores, staleness, delivered, arriving, int(start), float(credit), int(periods))
 
 
 def _updated(state: _State, change: np.ndarray) -> np.ndarray:
@@ -209,7 +214,7 @@ def _updated(state: _State, change: np.ndarray) -> np.ndarray:
 
     A layer changes by the gradients that reach it, those of the exchanges since it was last sent:
     the score is the change for each of them, whether they came one by one or as a sum. Layers that
-    were not sent have not shown how fast they change, so they keep their score.
+    none have reached have not shown how fast they change, so they keep their score.
     """
     speed = change / np.maximum(state.delivered, 1)
     smoothed = SMOOTHING * state.scores + (1 - SMOOTHING) * speed

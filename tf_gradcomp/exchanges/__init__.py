@@ -2,7 +2,8 @@
 """The ways of exchanging one bucket: payloads of a codec, low-rank factors, rows, or all as it is.
 
 An exchange is made for one bucket of a plan and holds that bucket's state. Called with this
-worker's gradients, it returns their sums over the workers, and what to store if the step is kept.
+worker's gradients, and what was decided on the exchange if anything was, it returns their sums over
+the workers, and what to store if the step is kept.
 """
 
 from __future__ import annotations

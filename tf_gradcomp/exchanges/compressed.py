@@ -63,7 +63,6 @@ class CompressedExchange:
 
     Attributes:
       bucket: which gradients it exchanges.
-      choosers: each from the number of the exchange to something that was decided on it.
       sent: int64 variable: bytes that this worker has contributed so far; ``None`` where these are
         the same in each exchange.
     """
@@ -89,7 +88,6 @@ class CompressedExchange:
         shapes = self._transport.residual_shapes(self._layout.shape, self._shard_layout.shape)
         compression = compression_of(self.bucket)
         self._density_schedule = compression.density_schedule
-        self.choosers: list[Callable[[tf.Tensor], Chosen]] = []
         self.sent: tf.Variable | None = None
         if self.bucket.changes:
             self.sent = state.host_zeros((), f"sent_bytes_{number}", tf.int64)
@@ -100,6 +98,7 @@ class CompressedExchange:
             self._dense_beyond = plan_lib.dense_beyond(
                 plan.variables, self.bucket, collectives.num_workers
             )
+        self._is_told = bool(compression.controller or compression.scheduled)
         self._start_after = compression.start_after
         self._withholds = compression.withholds
         self._assumption = None
@@ -185,15 +184,25 @@ class CompressedExchange:
         }
 
     def __call__(
-        self, gradients: Sequence[tf.Tensor], draw: Draw, learning_rate: tf.Tensor | None = None
+        self,
+        gradients: Sequence[tf.Tensor],
+        draw: Draw,
+        learning_rate: tf.Tensor | None = None,
+        chosen: Chosen | None = None,
     ) -> Reduced:
+        assert chosen is not None or not self._is_told, (
+            f"an exchange by {self.bucket.how} must be told what was decided on it"
+        )
         packed = pack(gradients, tf.float32)
         residuals = self._feedback.repaid(learning_rate)
         transform = self._current_transform()
         meant = transform.forward(packed)
         if self._momentum is not None:
             meant = self._momentum.add(meant)
-        chosen = self._chosen(draw.step)
+        chosen = Chosen() if chosen is None else chosen
+        if self._density_schedule is not None:
+            with tf.device("CPU:0"):  # as all that becomes a number of items
+                chosen = chosen._replace(density=self._density_schedule(draw.step))
         sent = self._send(transform, meant, residuals, draw, chosen)
         if self._assumption is not None:
             self._assumption.check(
@@ -214,17 +223,6 @@ class CompressedExchange:
         if self._momentum is not None:
             updates.append((self._momentum.variable, *momentum))
         return Reduced(sums, lambda: sent.finite & all_finite(narrow), updates, self._withholds)
-
-    def _chosen(self, step: tf.Tensor) -> Chosen:
-        """Returns what is decided on this exchange."""
-        with tf.device("CPU:0"):  # as all that becomes a number of items
-            chosen = Chosen()
-            for chooser in self.choosers:
-                found = {k: v for k, v in chooser(step)._asdict().items() if v is not None}
-                chosen = chosen._replace(**found)
-            if self._density_schedule is not None:
-                chosen = chosen._replace(density=self._density_schedule(step))
-            return chosen
 
     def _send(
         self,

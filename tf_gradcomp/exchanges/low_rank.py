@@ -14,6 +14,7 @@ from tf_gradcomp import state
 from tf_gradcomp.codecs.base import Draw, LowRank
 from tf_gradcomp.exchange_state import Share
 from tf_gradcomp.exchanges.base import (
+    Chosen,
     Reduced,
     all_finite,
     compression_of,
@@ -85,7 +86,11 @@ class LowRankExchange:
         residual.assign(self._feedback.in_gradients(pack(parts, tf.float32)))
 
     def __call__(
-        self, gradients: Sequence[tf.Tensor], draw: Draw, learning_rate: tf.Tensor | None = None
+        self,
+        gradients: Sequence[tf.Tensor],
+        draw: Draw,
+        learning_rate: tf.Tensor | None = None,
+        chosen: Chosen | None = None,
     ) -> Reduced:
         meant = pack(gradients, tf.float32)
         for residual in self._feedback.repaid(learning_rate):

@@ -11,7 +11,7 @@ from tf_gradcomp import plan as plan_lib
 from tf_gradcomp import state
 from tf_gradcomp.codecs.base import Draw
 from tf_gradcomp.exchange_state import VELOCITY, Share
-from tf_gradcomp.exchanges.base import Reduced, all_finite, pack, restore, unpack
+from tf_gradcomp.exchanges.base import Chosen, Reduced, all_finite, pack, restore, unpack
 from tf_gradcomp.feedback.momentum import Velocities
 from tf_gradcomp.transports.base import Collectives
 from tf_gradcomp.transports.dense import Dense
@@ -69,7 +69,11 @@ class DenseExchange(UncompressedExchange):
         self._transport = Dense(collectives)
 
     def __call__(
-        self, gradients: Sequence[tf.Tensor], draw: Draw, learning_rate: tf.Tensor | None = None
+        self,
+        gradients: Sequence[tf.Tensor],
+        draw: Draw,
+        learning_rate: tf.Tensor | None = None,
+        chosen: Chosen | None = None,
     ) -> Reduced:
         total = self._transport.sum(pack(gradients, tf.as_dtype(self.bucket.dtype)))
         return self._with_momentum(unpack(total, gradients))
@@ -93,6 +97,7 @@ class RowSparseExchange(UncompressedExchange):
         gradients: Sequence[tf.IndexedSlices],
         draw: Draw,
         learning_rate: tf.Tensor | None = None,
+        chosen: Chosen | None = None,
     ) -> Reduced:
         sums, payload_bytes = self._transport.sum(gradients)
         with tf.device(self.sent.device):
