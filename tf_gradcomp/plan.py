@@ -151,7 +151,7 @@ def messages_at(
 ) -> list[Message]:
     """Returns the messages of a compressed bucket's exchange with another density.
 
-    Those of gradients as they are, if these send no more.
+    Those of gradients as they are beyond ``dense_beyond``.
 
     Args:
       variables: those of the plan.
@@ -163,13 +163,16 @@ def messages_at(
     codec = bucket.compression.build(density)
     _, messages = _traffic(codec, variables, bucket.indices, bucket.transport, num_workers)
     dense = Dense.message(bucket.num_elements, num_workers)
-    return messages if _words(messages) < dense.words else [dense]
+    is_dense = _may_be_dense(bucket) and _words(messages) >= dense.words
+    return [dense] if is_dense else messages
 
 
 def dense_beyond(variables: Sequence[VariableInfo], bucket: Bucket, num_workers: int) -> float:
     """Returns the density beyond which gradients are sent as they are; ``inf`` for none.
 
-    Where that sends no more, and sending less is what the transport is for.
+    Where that sends no more words, and sending less is what the transport is for. Words decide,
+    not the seconds that a measured network would take for them: what is computed must not depend on
+    the network, nor change when it is measured again.
 
     Args:
       variables: those of the plan.
@@ -183,13 +186,19 @@ def dense_beyond(variables: Sequence[VariableInfo], bucket: Bucket, num_workers:
         return message == Dense.message(bucket.num_elements, num_workers)
 
     least, most = 1, bucket.num_elements
-    if not TRANSPORTS[bucket.transport].needs_gain or not is_dense(most):
+    if not _may_be_dense(bucket) or not is_dense(most):
         return math.inf
     while least < most:
         middle = (least + most) // 2
         least, most = (least, middle) if is_dense(middle) else (middle + 1, most)
     # Any more than so many elements are at least one more.
     return (most - 1) / bucket.num_elements
+
+
+def _may_be_dense(bucket: Bucket) -> bool:
+    """Whether gradients may be sent as they are in place of what the codec makes of them."""
+    assert bucket.compression is not None
+    return bucket.compression.changes_density and TRANSPORTS[bucket.transport].needs_gain
 
 
 def _words(messages: Sequence[Message]) -> float:
