@@ -20,11 +20,12 @@ from tf_gradcomp.agreement import PlanMismatchError
 from tf_gradcomp.codecs.base import Draw
 from tf_gradcomp.compression import Compression
 from tf_gradcomp.controllers import lags
-from tf_gradcomp.controllers.base import CHANGE, READY, Decision
+from tf_gradcomp.controllers.base import CHANGE, READY, STEP, Decision
 from tf_gradcomp.costs import Link, Network
 from tf_gradcomp.exchanges import make_exchange
-from tf_gradcomp.plan import dense_beyond, make_plan
+from tf_gradcomp.plan import dense_beyond, make_plan, messages_at
 from tf_gradcomp.policy import Policy, VariableInfo
+from tf_gradcomp.transports.dense import Dense
 from tf_gradcomp.transports.silent import SilentCollectives
 
 known_by_name = steered.known_by_name
@@ -133,8 +134,9 @@ class Withholding(Scripted):
     adjusts = False
 
     def _decision(self, setting, state):
-        state, densities = super()._decision(setting, state)
-        return Decision(state, np.where(densities > 0.1, setting.density, 0.0))
+        decision = super()._decision(setting, state)
+        densities = np.where(decision.densities > 0.1, setting.density, 0.0)
+        return decision._replace(densities=densities)
 
 
 @pytest.fixture(autouse=True)
@@ -947,12 +949,13 @@ def test_counted_bytes_are_those_that_collectives_carry(spec):
 class Watching(Scripted):
     """Keeps what it is given."""
 
-    what: str = CHANGE
+    what: tuple = (CHANGE,)
     seen: list = dataclasses.field(default_factory=list, compare=False)
-    statistics = property(lambda self: (self.what,))
+    statistics = property(lambda self: self.what)
 
     def decide(self, setting, state, measured):
-        self.seen.append(measured[self.what])
+        assert tuple(measured) == self.what
+        self.seen.append(list(measured.values()) if len(self.what) > 1 else measured[self.what[0]])
         return super().decide(setting, state, measured)
 
 
@@ -1086,7 +1089,7 @@ def delayed(value, after, seconds=0.1):
 
 
 def test_gradients_are_ready_one_after_the_other():
-    controller = Watching(period=2, what=READY)
+    controller = Watching(period=2, what=(READY, STEP))
     compression = Compression("topk", scope="layer", controller=controller)
     job = Job(SilentCollectives(Alone), compression, costs=Figures())
 
@@ -1101,8 +1104,10 @@ def test_gradients_are_ready_one_after_the_other():
     values = [tf.constant(gradient(0, 0, info)) for info in INFOS]
     for _ in range(2):
         step(values)
-    (ready,) = controller.seen
+    ((ready, steps),) = controller.seen
     assert ready.shape == (2, 3)
+    assert steps.shape == (1,)
+    assert 0.3 - 0.05 <= steps[0] < 10
     # A busy machine takes note of anything a little late.
     assert (ready[:, 0] >= 0.03).all()
     assert (np.diff(ready, axis=1) >= 0.03).all()
@@ -1110,34 +1115,73 @@ def test_gradients_are_ready_one_after_the_other():
     assert step.experimental_get_tracing_count() == 1
 
 
+def test_clipping_waits_for_all_gradients():
+    """It does so within the step: no exchange can be hidden, and times say so."""
+    controller = Watching(period=2, what=(READY,))
+    compression = Compression("topk", scope="layer", clip_norm=1.0, controller=controller)
+    job = Job(SilentCollectives(Alone), compression, costs=Figures())
+
+    @tf.function(autograph=False)
+    def step(values):
+        a, b, c = values
+        return job.reduce([delayed(a, c), b, c], INFOS, 0)
+
+    values = [tf.constant(gradient(0, 0, info)) for info in INFOS]
+    for _ in range(2):
+        step(values)
+    (ready,) = controller.seen
+    # Well after the step has begun, however busy the machine is.
+    assert (ready >= 0.05).all()
+
+
+def test_steps_that_run_eagerly_are_not_measured(caplog):
+    controller = Watching(period=2, what=(READY,))
+    compression = Compression("topk", scope="layer", controller=controller)
+    job = Job(SilentCollectives(Alone), compression, costs=Figures())
+    text = warnings_of(caplog, lambda: job.step(0))
+    assert "runs eagerly times are not measured" in text
+    assert "Watching goes on as it begins" in text
+    assert warnings_of(caplog, lambda: job.steps(1, 2, 3)) == text
+    assert controller.seen == []
+
+
+class FixedClock:
+    """Steps that take equally long, and gradients that are there at the same times of each."""
+
+    def __init__(self, ready, step=1.0):
+        self.ready, self.step, self._now = ready, step, 1e9
+
+    def start(self):
+        pass
+
+    def note(self, position, gradient):
+        pass
+
+    def read(self):
+        self._now += self.step
+        return tf.constant([self._now, *self.ready], tf.float64)
+
+
+def set_clock(job, clock):
+    """Gives a clock to a job, that has gone one exchange of its period."""
+    steering = steering_of(job)
+    steering._clock = clock
+    steering._times.scatter_nd_update([[0]], [clock.read()])
+
+
 def test_the_slowest_worker_s_times_count_and_times_of_a_part_do_not():
-    class Times:
-        """A clock of fixed times."""
-
-        def __init__(self, worker):
-            self._times = [[0.1, 0.2, 0.4], [0.3, 0.1, 0.5]][worker]
-
-        def start(self):
-            pass
-
-        def note(self, position, gradient):
-            pass
-
-        def read(self):
-            return tf.constant(self._times, tf.float64)
-
     def work(collectives):
         worker = collectives.worker_index
-        controller = Watching(seed=8, period=2, what=READY)
+        controller = Watching(seed=8, period=2, what=(READY, STEP))
         compression = Compression("topk", scope="layer", controller=controller)
         job = Job(collectives, compression, costs=Figures())
         job.step(0)
-        steering = steering_of(job)
-        steering._clock = Times(worker)
+        ready = [[0.1, 0.2, 0.4], [0.3, 0.1, 0.5]][worker]
+        set_clock(job, FixedClock(ready, step=[2.0, 1.0][worker]))
         job.steps(1, 2, 3, 4)
         assert len(controller.seen) == 2
         if worker == 1:  # as after a stop: it has no times from before
-            steering._ready.assign(tf.fill(steering._ready.shape, np.float64("nan")))
+            steering_of(job)._forget_times()
         job.step(5)
         assert len(controller.seen) == 2
         assert [job.densities()[name] for name in "cba"] == steered.rows(8, 2, 2, 3)[0].tolist()
@@ -1146,8 +1190,9 @@ def test_the_slowest_worker_s_times_count_and_times_of_a_part_do_not():
         return controller.seen[1:]
 
     for first, second in loopback.run_workers(2, work):
-        np.testing.assert_array_equal(first, [[0.3, 0.2, 0.5]] * 2)
-        np.testing.assert_array_equal(second, [[0.3, 0.2, 0.5]] * 2)
+        for ready, step in (first, second):
+            np.testing.assert_array_equal(ready, [[0.3, 0.2, 0.5]] * 2)
+            np.testing.assert_array_equal(step, [2.0])
 
 
 def steering_of(job):
@@ -1156,22 +1201,25 @@ def steering_of(job):
     return steering
 
 
-def test_lags_decides_by_times_once_and_a_profile_goes_on_from_there(tmp_path):
-    own, path, ready = 0.02, tmp_path / "profile", [0.001, 0.004, 0.006]
+def lags_job(collectives, spec, step=1.0, ready=(0.001, 0.004, 0.006)):
+    """Returns a job after its first exchange, and its clock."""
+    job = Job(collectives, f"topk:density=0.02,{spec}", costs=Figures(bandwidth=3e5))
+    job.step(0)
+    clock = FixedClock(ready, step)
+    set_clock(job, clock)
+    return job, clock
+
+
+def test_lags_decides_by_times_and_a_profile_merges_by_them(tmp_path):
+    own, path = 0.02, tmp_path / "profile"
 
     def measure(collectives):
-        figures = Figures(bandwidth=3e5)
-        spec = f"topk:density={own},scope=layer,controller=lags(period=2)"
-        job = Job(collectives, spec, costs=figures)
-        job.step(0)
+        job, clock = lags_job(collectives, "scope=layer,controller=lags(period=2)")
         assert set(job.densities().values()) == {own}
         assert job.reducer.profile() == ""
-        steering = steering_of(job)
-        steering._ready.assign([ready] * 2)
-        steering._clock.read = lambda: tf.constant(ready, tf.float64)
         job.step(1)
         decided = job.densities()
-        setting = steering._setting
+        setting = steering_of(job)._setting
         expected = lags.hidden_densities(
             [0.003, 0.002, 0.0],
             setting.bucket_sizes(),
@@ -1181,14 +1229,16 @@ def test_lags_decides_by_times_once_and_a_profile_goes_on_from_there(tmp_path):
         )
         assert [decided[name] for name in "cba"] == expected.tolist()
         assert len(set(expected)) == 3
-        steering._clock.read = lambda: tf.constant([1.0, 2.0, 3.0], tf.float64)
+        clock.ready = [1.0, 2.0, 3.0]
         job.steps(2, 3, 4, 5)
         assert job.densities() == decided
         text = job.reducer.profile()
         job.reducer.measure_again()
-        assert figures.num_again == 1
+        assert job.reducer._costs.num_again == 1
         assert set(job.densities().values()) == {own}
         assert job.reducer.profile() == ""
+        job.steps(6, 7, 8)
+        assert set(job.densities().values()) != {own}
         return text, decided
 
     (text, decided), other = loopback.run_workers(2, measure)
@@ -1201,16 +1251,124 @@ def test_lags_decides_by_times_once_and_a_profile_goes_on_from_there(tmp_path):
         slow = Job(collectives, spec, costs=Figures(latency=1.0))
         for job in (fast, slow):
             job.step(0)
-        assert fast.densities() == decided
+            assert set(job.densities().values()) == {own}
         return [len(job.reducer.plans[0].buckets) for job in (fast, slow)]
 
     # One bucket saves latencies.
     assert loopback.run_workers(2, go_on) == [[3, 1]] * 2
 
 
+def test_lags_gives_up_what_slows_steps_down_and_then_nothing_more_is_decided(monkeypatch):
+    reports = []
+    monkeypatch.setattr(lags.Lags, "report", lambda *_: reports.append(1) or "")
+
+    def work(collectives):
+        job, clock = lags_job(collectives, "scope=layer,controller=lags(period=2)")
+        job.step(1)
+        clock.step = 1.1
+        history = []
+        for step in range(2, 10):
+            job.step(step)
+            history.append(job.densities())
+        assert len({tuple(densities.values()) for densities in history}) == 5
+        before = collectives.words_sent
+        job.step(10)
+        in_between = collectives.words_sent - before
+        before = collectives.words_sent
+        job.step(11)  # the last of a period
+        assert collectives.words_sent - before == in_between
+        # As after a stop.
+        other = Job(collectives, "topk:density=0.02,scope=layer,controller=lags(period=2)")
+        other.reducer.restore([as_saved(job)])
+        other.step(12)
+        assert float(steering_of(other)._final) == 1.0
+        return history[-1]
+
+    assert loopback.run_workers(2, work) == [dict.fromkeys("abc", 0.02)] * 2
+    assert 0 < len(reports) <= 10
+
+
+@pytest.mark.parametrize(("old", "new"), [(2, 3), (3, 2)])
+def test_lags_begins_anew_with_another_number_of_workers(old, new, caplog):
+    spec = "scope=layer,transport=all_gather,controller=lags(period=2)"
+
+    def save(collectives):
+        job, _ = lags_job(collectives, spec)
+        job.steps(1, 2, 3, 4)
+        assert steering_of(job)._final.numpy() == 1
+        return as_saved(job)
+
+    saved = loopback.run_workers(old, save)
+
+    def work(collectives):
+        job = Job(collectives, f"topk:density=0.02,{spec}", costs=Figures(bandwidth=3e5))
+        own = saved[collectives.worker_index :: new]
+        job.reducer.restore(own or [exchange_state.in_common(saved[0])])
+        job.step(5)
+        steering = steering_of(job)
+        return job.densities(), float(steering._final), job.reducer.profile()
+
+    found = []
+    text = warnings_of(caplog, lambda: found.extend(loopback.run_workers(new, work)))
+    assert found == [(dict.fromkeys("abc", 0.02), 0.0, "")] * new
+    assert f"measured with {old} workers, and begins anew with {new}" in text
+
+
+def test_profiles_of_several_compressions_are_one():
+    def work(collectives):
+        rules = [
+            (name, Compression.from_spec(f"topk:density={density},scope=layer,controller=lags"))
+            for name, density in (("a", 0.02), ("[bc]", 0.05))
+        ]
+        job = Job(collectives, "topk")
+        job.reducer.policy = Policy("none", tuple(rules))
+        job.step(0)
+        (entry,) = job.reducer._entries.values()
+        assert len(entry.steerings) == 2
+        for number, steering in enumerate(entry.steerings):
+            setting, controller = steering._setting, lags.Lags()
+            ready = number + np.arange(len(setting.variables), dtype=np.float64)
+            times = {READY: ready[np.newaxis], STEP: np.ones(1)}
+            decision = controller.decide(setting, steering._state.numpy(), times)
+            steering._state.assign(decision.state)
+        return job.reducer.profile()
+
+    (text, *_) = loopback.run_workers(2, work)
+    assert set(json.loads(text)["ready_seconds"]) == set("abc")
+
+
+def test_a_controller_starts_once():
+    starts = []
+
+    @dataclasses.dataclass(frozen=True)
+    class Counted(Scripted):
+        def start(self, setting):
+            starts.append(1)
+            return super().start(setting)
+
+    job = Job(SilentCollectives(Alone), Compression("topk", scope="layer", controller=Counted()))
+    job.steps(0, 1, 2, 3)
+    assert len(starts) == 1
+    steering_of(job).begin(4)
+    assert len(starts) == 2
+
+
+@pytest.mark.parametrize("transport", ["all_gather", "scatter_reduce", "integer", "block_sparse"])
+def test_estimates_are_of_what_is_sent(transport):
+    """As it is beyond the density where exchanges are, and by the codec elsewhere."""
+    info = VariableInfo("v", (12, 25), "float32")
+    spec = f"topk:density=0.01,transport={transport},scope=layer,controller=lags"
+    (bucket,) = make_plan([info], Policy(rules=(("*", spec),)), 3).buckets
+    limit = dense_beyond([info], bucket, 3)
+    for count in range(1, 301):
+        messages = messages_at([info], bucket, count / 300, 3)
+        is_dense = messages == [Dense.message(300, 3)]
+        assert is_dense == (count / 300 > limit)
+
+
 def test_lags_stays_as_it_begins_where_nothing_is_measured(caplog):
     def work(collectives):
-        job = Job(collectives, "topk:density=0.02,scope=layer,controller=lags(period=1)")
+        job = Job(collectives, "topk:density=0.02,scope=layer,controller=lags(period=2)")
         job.steps(0, 1, 2)
         assert set(job.densities().values()) == {0.02}
         assert job.reducer.profile() == ""
@@ -1243,10 +1401,11 @@ def test_measuring_again_leaves_schedules_and_windows_where_they_are():
 
 def test_what_is_decided_by_times_begins_with_a_whole_period_and_goes_on_after_a_stop():
     def work(collectives):
-        controller = Watching(seed=8, period=3, what=READY)
+        controller = Watching(seed=8, period=3, what=(READY,))
         compression = Compression("topk", scope="layer", controller=controller)
         job = Job(collectives, compression, costs=Figures())
         job.steps(0, 1)
+        steering_of(job)._clock = FixedClock([0.1, 0.2, 0.3])
         job.reducer.measure_again()
         decided = [job.densities()]
         job.step(2)

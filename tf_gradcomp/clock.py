@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from tf_gradcomp import state
@@ -17,7 +18,10 @@ def _set_to_now(variable: tf.Variable) -> None:
 
 
 class Clock:
-    """Notes the seconds from the start of a step until each of some tensors is there."""
+    """Notes when a step starts, and the seconds from then until each of some tensors is there.
+
+    Only in a graph: where operations run one by one, all gradients are there before any exchange.
+    """
 
     def __init__(self, num_tensors: int) -> None:
         self._start, *self._times = (
@@ -33,6 +37,8 @@ class Clock:
 
     def note(self, position: int, gradient: tf.Tensor | tf.IndexedSlices) -> None:
         """Notes the time when a gradient is there."""
+        if tf.executing_eagerly():
+            return
         values: Any = gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
         # An element of it, in host memory, is there when a GPU has computed it, not when it has
         # only been told to.
@@ -41,5 +47,11 @@ class Clock:
             _set_to_now(self._times[position])
 
     def read(self) -> tf.Tensor:
-        """Returns the seconds of each tensor of this step, float64 ``[num_tensors]``."""
-        return tf.stack([time.read_value() for time in self._times]) - self._start.read_value()
+        """Returns what was noted in this step, float64 ``[1 + num_tensors]``; NaN if nothing was.
+
+        First when it started, in seconds since some fixed time, then the seconds of each tensor.
+        """
+        if tf.executing_eagerly():
+            return tf.fill([1 + len(self._times)], np.float64("nan"))
+        start = self._start.read_value()
+        return tf.stack([start, *(time.read_value() - start for time in self._times)])

@@ -239,13 +239,15 @@ def lags(
 ) -> Compression:
     """LAGS-SGD: top-k, with as much of each layer as back-propagation of the others hides.
 
+    If that makes steps longer than ``density`` for all layers does, it is less, or ``density``.
     Layers of up to 8,192 elements share an exchange, unless a profile says what should.
 
     Args:
-      density: share of the values kept until times are measured, in (0, 1].
+      density: share of the values kept until times are measured, and what to compare with, in
+        (0, 1].
       max_ratio: what a layer keeps at least is its size over this.
-      period: exchanges over which times are measured.
-      profile: path of a file that ``strategy.save_profile`` has written, to begin with.
+      period: exchanges over which times are measured, at least 2.
+      profile: path of a file that ``strategy.save_profile`` has written, to merge layers by.
 
     Source: Shi et al., ECAI 2020 (arXiv 1911.08727).
     """

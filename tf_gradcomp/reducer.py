@@ -16,6 +16,7 @@ from tf_gradcomp import plan as plan_lib
 from tf_gradcomp import state
 from tf_gradcomp.agreement import require_agreement
 from tf_gradcomp.codecs.base import Draw
+from tf_gradcomp.controllers import lags
 from tf_gradcomp.costs import AssumedCosts, Costs
 from tf_gradcomp.drift import DriftCheck, DriftWatch
 from tf_gradcomp.exchange_state import (
@@ -156,9 +157,10 @@ class GradientReducer:
         ]
 
     def profile(self) -> str:
-        """Returns what controllers have measured, of the plan traced last; empty if nothing.
+        """Returns what controllers have measured, of all plans in use; empty if nothing.
 
-        It is what a later run can begin with; see ``controllers.lags``.
+        It is what a later run can begin with; see ``controllers.lags``. Of a variable that is in
+        several plans, the one traced last counts.
         """
         texts = [
             steering.profile()
@@ -166,7 +168,7 @@ class GradientReducer:
             for steering in entry.steerings
             if isinstance(steering, ControlledSteering)
         ]
-        return next(filter(None, reversed(texts)), "")
+        return lags.joined_profiles(list(filter(None, texts)))
 
     def measure_again(self) -> None:
         """Measures the network, and lets what decides by times begin anew; all workers together."""
@@ -266,10 +268,12 @@ class GradientReducer:
             entry = self._entry_for(variables, owners)
             step = entry.next_step()
             for steering in entry.steerings:
-                steering.start_step(gradients)
+                steering.start_step()
             if self.policy.clip_norm is not None:
                 bound = self.policy.clip_norm / math.sqrt(self.collectives.num_workers)
                 gradients = _clipped(gradients, bound)
+            for steering in entry.steerings:
+                steering.note(gradients)
             chosen = entry.chosen()
             withheld: list[tuple[Sequence[int], Reduced]] = []
             for number, exchange in enumerate(entry.exchanges):

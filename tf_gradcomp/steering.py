@@ -9,6 +9,7 @@ not compute the same bits.
 from __future__ import annotations
 
 import abc
+import functools
 import math
 import weakref
 from collections.abc import Sequence
@@ -21,12 +22,12 @@ from absl import logging
 from tf_gradcomp import state
 from tf_gradcomp.clock import Clock
 from tf_gradcomp.compression import Compression
-from tf_gradcomp.controllers.base import CHANGE, READY, Controller, Decision, Setting
+from tf_gradcomp.controllers.base import CHANGE, READY, STEP, Controller, Decision, Setting
 from tf_gradcomp.costs import Costs
 from tf_gradcomp.exchange_state import Share
 from tf_gradcomp.exchanges.base import Chosen, restore
 from tf_gradcomp.plan import Plan, dense_beyond, messages_at
-from tf_gradcomp.transports.base import Collectives
+from tf_gradcomp.transports.base import Collectives, Message
 from tf_gradcomp.weights import read_weight
 
 SCHEDULE_PERIOD = 128
@@ -66,7 +67,10 @@ class Steering(abc.ABC):
         """Returns what is decided on the exchange at hand, for each of ``numbers``."""
 
     def restore(self, shares: Sequence[Share]) -> None:
-        """Goes on from what was remembered elsewhere; see ``CompressedExchange``."""
+        """Goes on from what was remembered elsewhere, once it has begun with what is at hand.
+
+        See ``CompressedExchange``.
+        """
         restore(self.memory, shares)
 
     @abc.abstractmethod
@@ -93,11 +97,15 @@ class Steering(abc.ABC):
         """Lets later weights be compared with those of now, eagerly; by default none are."""
         return
 
-    def start_step(self, gradients: Sequence[Any]) -> None:
-        """Takes note that a step has begun; by default there is nothing to note.
+    def start_step(self) -> None:
+        """Takes note that a step has begun; by default there is nothing to note."""
+        return
+
+    def note(self, gradients: Sequence[Any]) -> None:
+        """Takes note of when gradients can be exchanged, if that matters.
 
         Args:
-          gradients: those of the plan's variables, as they will be.
+          gradients: those of the plan's variables, as they are exchanged.
         """
         return
 
@@ -110,8 +118,12 @@ class Steering(abc.ABC):
         with tf.device("CPU:0"), tf.name_scope("steering"):
             done = self._done.read_value() + 1
             is_last = tf.equal(done, self._period)
-            tf.cond(is_last, lambda: self._decide(step), tf.no_op)
+            tf.cond(is_last & self._decides(), lambda: self._decide(step), tf.no_op)
             self._done.assign(tf.where(is_last, 0, done))
+
+    def _decides(self) -> tf.Tensor:
+        """Returns whether there is anything to decide at the end of a period, a bool scalar."""
+        return tf.constant(True)
 
     @abc.abstractmethod
     def _decide(self, step: tf.Tensor) -> tf.Operation:
@@ -197,22 +209,27 @@ class ControlledSteering(Steering):
         self._setting = self._make_setting(dict(compression.params).get("density", 1.0))
         self._owners = [owners[index] for index in indices]
         decision = self._checked(self._controller.start(self._setting))
+        self._first: Decision | None = decision
         self._state = state.host_zeros(decision.state.shape, "controller", tf.float64)
         self._densities = state.host_zeros(decision.densities.shape, "densities", tf.float64)
-        self.memory |= {"controller": self._state, "densities": self._densities}
+        self._final = state.host_zeros((), "final", tf.float64)
+        self.memory |= {
+            "controller": self._state,
+            "densities": self._densities,
+            "final": self._final,
+        }
         statistics = self._controller.statistics
         self._clock = None
-        if READY in statistics and not costs.network.measured:
-            logging.warning(
-                "Under op determinism times are not measured, for what is decided by them could "
-                "differ from run to run: %s goes on as it begins.",
-                type(self._controller).__name__,
-            )
-        if READY in statistics:
+        self._has_warned = False
+        if self.needs_times:
+            # Of each exchange of the period, what the clock has read. Not remembered: it is
+            # another on each worker, and of another run's machines.
+            shape = (self._period, 1 + len(indices))
+            self._times = state.host_zeros(shape, "times", tf.float64)
             if costs.network.measured:
                 self._clock = Clock(len(indices))
-            # Not remembered: it is another on each worker, and of another run's machines.
-            self._ready = state.host_zeros((self._period, len(indices)), "ready", tf.float64)
+            else:
+                self._warn_of_no_times("Under op determinism", "could differ from run to run")
         self._before: list[tf.Variable] = []
         if CHANGE in statistics:
             self._before = [
@@ -221,15 +238,26 @@ class ControlledSteering(Steering):
             ]
             self.memory |= state.by_name("weights_before", self._before)
 
+    def _warn_of_no_times(self, when: str, why: str) -> None:
+        logging.warning(
+            "%s times are not measured, for what is decided by them %s: %s goes on as it begins.",
+            when,
+            why,
+            type(self._controller).__name__,
+        )
+
     def _make_setting(self, density: float) -> Setting:
         variables, buckets = self._plan.variables, [self._plan.buckets[n] for n in self.numbers]
         ends = np.cumsum([len(bucket.indices) for bucket in buckets])
         starts = [0, *ends[:-1]]
         num_workers = self._collectives.num_workers
 
+        @functools.cache
+        def messages(number: int, density: float) -> list[Message]:
+            return messages_at(variables, buckets[number], density, num_workers)
+
         def message_seconds(number: int, density: float) -> float:
-            messages = messages_at(variables, buckets[number], density, num_workers)
-            return self._costs.network.seconds(messages)
+            return self._costs.network.seconds(messages(number, density))
 
         # Measured now, when all workers do; decisions are made in between.
         at_own = [bucket.estimates[0].work for bucket in buckets]
@@ -256,18 +284,36 @@ class ControlledSteering(Steering):
 
     @property
     def needs_times(self) -> bool:
-        return READY in self._controller.statistics
+        return not {READY, STEP}.isdisjoint(self._controller.statistics)
 
     def _start(self, num_exchanges: int) -> None:
-        decision = self._checked(self._controller.start(self._setting))
-        self._store(tf.constant(decision.state), tf.constant(decision.densities))
-        if self.needs_times:
-            self._ready.assign(tf.fill(self._ready.shape, np.float64("nan")))
+        decision = self._first or self._checked(self._controller.start(self._setting))
+        self._first = None
+        self._store(*map(tf.constant, _as_doubles(decision)))
+        self._forget_times()
         self.forget_weights()
 
     def forget_weights(self) -> None:
         for before, owner in zip(self._before, self._owners, strict=False):
             before.assign(tf.cast(read_weight(owner()), tf.float32))
+
+    def restore(self, shares: Sequence[Share]) -> None:
+        num_workers = self._collectives.num_workers
+        if self.needs_times and shares[0].num_workers != num_workers:
+            logging.warning(
+                "%s had decided by times that were measured with %d workers, and begins anew with "
+                "%d.",
+                type(self._controller).__name__,
+                shares[0].num_workers,
+                num_workers,
+            )
+            return
+        super().restore(shares)
+        self._forget_times()
+
+    def _forget_times(self) -> None:
+        if self.needs_times:
+            self._times.assign(tf.fill(self._times.shape, np.float64("nan")))
 
     def chosen(self) -> list[Chosen]:
         row = self._row(self._densities)
@@ -281,10 +327,16 @@ class ControlledSteering(Steering):
         """Returns what the controller has measured, for ``Lags.profile``; empty if nothing."""
         return self._controller.profile_text(self._setting, self._state.numpy())
 
-    def start_step(self, gradients: Sequence[Any]) -> None:
-        """Takes the times when gradients are there, if these matter."""
+    def start_step(self) -> None:
+        if self._clock is None:
+            return
+        if tf.executing_eagerly() and not self._has_warned:
+            self._warn_of_no_times("In a step that runs eagerly", "would be noise")
+            self._has_warned = True
+        self._clock.start()
+
+    def note(self, gradients: Sequence[Any]) -> None:
         if self._clock is not None:
-            self._clock.start()
             for position, index in enumerate(self._indices):
                 self._clock.note(position, gradients[index])
 
@@ -292,33 +344,38 @@ class ControlledSteering(Steering):
         if self._clock is not None:
             with tf.device("CPU:0"):
                 row = [[self._done.read_value()]]
-                self._ready.scatter_nd_update(row, [self._clock.read()])
+                self._times.scatter_nd_update(row, [self._clock.read()])
         super().end_step(step)
+
+    def _decides(self) -> tf.Tensor:
+        if self.needs_times and self._clock is None:
+            return tf.constant(False)  # these will never be known
+        return tf.equal(self._final.read_value(), 0)
 
     def _decide(self, step: tf.Tensor) -> tf.Operation:
         measured = self._measured()
-        shapes = [self._state.shape, self._densities.shape]
-        new_state, densities = tf.numpy_function(
+        shapes = [self._state.shape, self._densities.shape, self._final.shape]
+        decided = tf.numpy_function(
             self._decide_in_python,
             [self._state.read_value(), self._densities.read_value(), *measured.values()],
-            [tf.float64, tf.float64],
+            [tf.float64] * len(shapes),
         )
-        return self._store(
-            tf.ensure_shape(new_state, shapes[0]), tf.ensure_shape(densities, shapes[1])
-        )
+        return self._store(*map(tf.ensure_shape, decided, shapes))
 
     def _measured(self) -> dict[str, tf.Tensor]:
         """Returns what the controller has asked for; see ``controllers.base``."""
-        measured = {}
-        for statistic in self._controller.statistics:
-            if statistic == READY:
-                flat = tf.reshape(self._ready.read_value(), [-1])
-                with tf.device(self._collectives.device):
-                    slowest = tf.reduce_max(self._collectives.all_gather(flat), axis=0)
-                measured[READY] = tf.reshape(slowest, self._ready.shape)
-            else:
-                measured[CHANGE] = self._change()
-        return measured
+        known: dict[str, tf.Tensor] = {}
+        if self.needs_times:
+            times = self._times.read_value()
+            starts = times[:, 0]
+            flat = tf.concat([starts[1:] - starts[:-1], tf.reshape(times[:, 1:], [-1])], 0)
+            with tf.device(self._collectives.device):
+                slowest = tf.reduce_max(self._collectives.all_gather(flat), axis=0)
+            known[STEP] = slowest[: self._period - 1]
+            known[READY] = tf.reshape(slowest[self._period - 1 :], times[:, 1:].shape)
+        if CHANGE in self._controller.statistics:
+            known[CHANGE] = self._change()
+        return {statistic: known[statistic] for statistic in self._controller.statistics}
 
     def _change(self) -> tf.Tensor:
         """Returns the ``CHANGE`` of each bucket's weights, and begins anew."""
@@ -343,19 +400,20 @@ class ControlledSteering(Steering):
 
     def _decide_in_python(
         self, old_state: np.ndarray, densities: np.ndarray, *measured: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray]:
+    ) -> tuple[np.ndarray, ...]:
         if not all(np.isfinite(values).all() for values in measured):
-            return old_state, densities  # times of part of a period
+            # Times of a part of the period.
+            return _as_doubles(Decision(old_state, densities))
         names = self._controller.statistics
         decision = self._controller.decide(
             self._setting, old_state, dict(zip(names, measured, strict=True))
         )
         decision = self._checked(decision)
-        report = self._controller.report(self._setting, decision.state)
-        is_news = report != self._controller.report(self._setting, old_state)
-        if is_news and self._collectives.worker_index == 0:
-            logging.info("%s", report)
-        return decision
+        if self._collectives.worker_index == 0 and not np.array_equal(decision.state, old_state):
+            report = self._controller.report(self._setting, decision.state)
+            if report and report != self._controller.report(self._setting, old_state):
+                logging.info("%s", report)
+        return _as_doubles(decision)
 
     def _checked(self, decision: Decision) -> Decision:
         """Returns a decision as arrays of doubles, once it is one."""
@@ -372,16 +430,23 @@ class ControlledSteering(Steering):
                 f"{type(controller).__name__} must decide on densities {allowed} in an array of "
                 f"shape {shape}, got {decided}"
             )
-        return Decision(np.asarray(decision.state, np.float64), decided)
+        return decision._replace(state=np.asarray(decision.state, np.float64), densities=decided)
 
-    def _store(self, new_state: tf.Tensor, densities: tf.Tensor) -> tf.Operation:
-        flat = tf.concat([new_state, tf.reshape(densities, [-1])], 0)
-        agreed = self._agreed(flat)
-        num_state = new_state.shape[0]
+    def _store(self, *decided: tf.Tensor) -> tf.Operation:
+        """Stores what worker 0 has decided, as ``_as_doubles`` returns it."""
+        flat = self._agreed(tf.concat([tf.reshape(tensor, [-1]) for tensor in decided], 0))
+        parts = tf.split(flat, [tensor.shape.num_elements() for tensor in decided])
+        tables = (self._state, self._densities, self._final)
         return tf.group(
-            self._state.assign(agreed[:num_state]),
-            self._densities.assign(tf.reshape(agreed[num_state:], densities.shape)),
+            *[
+                table.assign(tf.reshape(part, table.shape))
+                for table, part in zip(tables, parts, strict=True)
+            ]
         )
+
+
+def _as_doubles(decision: Decision) -> tuple[np.ndarray, ...]:
+    return decision.state, decision.densities, np.array(decision.final, np.float64)
 
 
 def make_steerings(

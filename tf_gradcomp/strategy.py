@@ -129,6 +129,8 @@ class CompressedMultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStr
     def save_profile(self, path: str | os.PathLike[str]) -> None:
         """Saves what LAGS has measured, for ``methods.lags(profile=path)`` in a later run.
 
+        It has the variables of all models, and of all compressions with LAGS.
+
         Args:
           path: of the file, which each worker that calls this writes.
 

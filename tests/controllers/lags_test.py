@@ -12,11 +12,13 @@ import math
 
 import numpy as np
 import pytest
+from absl import logging as absl_logging
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tf_gradcomp.controllers import lags
-from tf_gradcomp.controllers.base import READY, Setting
+from tf_gradcomp.compression import Compression
+from tf_gradcomp.controllers import lags, registry
+from tf_gradcomp.controllers.base import READY, STEP, Setting
 from tf_gradcomp.controllers.lags import Lags
 
 # --- The model -----------------------------------------------------------------------------------
@@ -63,12 +65,20 @@ def work_of(setting, b, kept):
 
 
 def make_setting(
-    sizes, buckets=None, work=None, latency=0, rate=1, density=0.01, effort=0, dense_from=2.0
+    sizes,
+    buckets=None,
+    work=None,
+    latency=0,
+    rate=1,
+    density=0.01,
+    effort=0,
+    dense_from=2.0,
+    dense_rate=None,
 ):
     """Returns a setting in which messages take ``latency + rate * items kept``.
 
     Work takes ``effort`` for each item kept, and what is given. From a density of ``dense_from``
-    on, all items are sent, and there is no work.
+    on, all items are sent in ``dense_rate`` each, and there is no work.
     """
     buckets = buckets or tuple((index,) for index in range(len(sizes)))
     bucket_sizes = [sum(sizes[index] for index in bucket) for bucket in buckets]
@@ -80,7 +90,9 @@ def make_setting(
 
     def message_seconds(b, share):
         kept = count(share, bucket_sizes[b])
-        return latency + rate * (bucket_sizes[b] if kept >= dense_from * bucket_sizes[b] else kept)
+        if kept < dense_from * bucket_sizes[b]:
+            return latency + rate * kept
+        return latency + (rate if dense_rate is None else dense_rate) * bucket_sizes[b]
 
     return Setting(
         variables=tuple(f"layer_{index}/kernel" for index in range(len(sizes))),
@@ -107,6 +119,8 @@ def random_setting(rng):
         rate=int(rng.integers(0, 4)),
         effort=int(rng.integers(0, 3)),
         dense_from=float(rng.choice([0.3, 0.7, 2.0])),
+        # All-reduces may be quicker or slower.
+        dense_rate=float(rng.choice([0, 0.25, 1, 5])),
     )
     # Gradients may come in another order than that of the exchange.
     ready = np.cumsum(rng.integers(0, 60, num_variables)) - rng.integers(0, 40, num_variables)
@@ -119,10 +133,14 @@ def random_settings(num_cases, seed):
         yield *random_setting(rng), float(rng.choice([1, 2, 3.5, 10, 1000]))
 
 
-def decided(controller, setting, ready, num_rows=3):
+def measured(ready, step=100.0, period=3):
+    """Returns what is measured in a period of steps that are all the same."""
+    return {READY: np.tile(ready, (period, 1)), STEP: np.full(period - 1, step)}
+
+
+def decided(controller, setting, ready):
     """Returns the decision after a period in which all exchanges had these ready times."""
-    state = controller.start(setting).state
-    return controller.decide(setting, state, {READY: np.tile(ready, (num_rows, 1))})
+    return controller.decide(setting, controller.start(setting).state, measured(ready))
 
 
 def bucket_times(setting, ready):
@@ -135,7 +153,7 @@ def bucket_times(setting, ready):
 
 
 def test_densities_are_the_highest_of_all_counts_that_are_hidden():
-    num_hidden = num_capped = 0
+    num_hidden = num_capped = num_dense = 0
     for setting, ready, max_ratio in random_settings(400, seed=1):
         decision = decided(Lags(2, max_ratio), setting, ready)
         times = bucket_times(setting, ready)
@@ -149,18 +167,24 @@ def test_densities_are_the_highest_of_all_counts_that_are_hidden():
             ]
             num_hidden += bool(hidden)
             num_capped += not hidden
-            expected = max(hidden) if hidden else min(allowed)
+            all_of_it, least = (
+                seconds_of(setting, b, k) + work_of(setting, b, k) for k in (size, min(allowed))
+            )
+            cheapest = size if all_of_it <= least else min(allowed)
+            num_dense += not hidden and cheapest > min(allowed)
+            expected = max(hidden) if hidden else cheapest
             assert count(decision.densities[0, b], size) == expected
             assert decision.densities[0, b] == pytest.approx(expected / size, rel=1e-15)
         np.testing.assert_array_equal(decision.densities, np.tile(decision.densities[0], (2, 1)))
     assert num_hidden > 500
     assert num_capped > 500
+    assert num_dense > 50
 
 
 def test_exchanges_are_over_when_the_next_bucket_is_there():
     num_hidden = num_late = 0
     for setting, ready, max_ratio in random_settings(600, seed=2):
-        densities = decided(Lags(1, max_ratio), setting, ready).densities[0]
+        densities = decided(Lags(2, max_ratio), setting, ready).densities[0]
         times = bucket_times(setting, ready)
         messages = [setting.message_seconds(b, d) for b, d in enumerate(densities)]
         work = [setting.work_seconds(b, d) for b, d in enumerate(densities)]
@@ -169,8 +193,9 @@ def test_exchanges_are_over_when_the_next_bucket_is_there():
             kept = count(densities[b], size)
             is_alone = b == 0 or ends[b - 1] <= times[b]
             if ends[b] > times[b + 1] and is_alone:
-                # Late without being held up by another: only the cap may do that.
-                assert kept == math.ceil(size / max_ratio)
+                # Late without being held up by another: only the cap may do that, or that all is
+                # sent in less time.
+                assert kept in (size, math.ceil(size / max_ratio))
                 num_late += 1
             elif is_alone and kept < size:
                 more, harder = list(messages), list(work)
@@ -212,19 +237,19 @@ def test_the_last_bucket_is_not_hidden():
 def test_one_bucket_has_the_largest_ratio():
     setting = make_setting([300, 700], [(0, 1)], latency=1)
     np.testing.assert_allclose(
-        decided(Lags(1, max_ratio=100), setting, np.array([3.0, 9.0])).densities, [[0.01]]
+        decided(Lags(2, max_ratio=100), setting, np.array([3.0, 9.0])).densities[0], [0.01]
     )
 
 
 def test_a_bucket_of_one_element_is_sent():
     setting = make_setting([1, 1], work=[5, 5])
-    np.testing.assert_array_equal(decided(Lags(1), setting, np.zeros(2)).densities, [[1, 1]])
+    np.testing.assert_array_equal(decided(Lags(2), setting, np.zeros(2)).densities[0], [1, 1])
 
 
 def test_all_is_sent_if_it_costs_nothing():
     setting = make_setting([10, 2000, 3], rate=0)
     np.testing.assert_array_equal(
-        decided(Lags(1), setting, np.array([1.0, 1.0, 2.0])).densities, [[1, 1, 1]]
+        decided(Lags(2), setting, np.array([1.0, 1.0, 2.0])).densities[0], [1, 1, 1]
     )
 
 
@@ -238,25 +263,33 @@ def test_the_codecs_density_comes_first():
 
 def test_a_slow_first_exchange_does_not_matter():
     setting, ready = make_setting([50, 50, 50]), np.array([10.0, 20.0, 60.0])
-    controller = Lags(period=3)
+    controller = Lags(period=4)
     usual = decided(controller, setting, ready)
-    rows = np.stack([1000 * ready + 7, ready, ready])
-    slow = controller.decide(setting, controller.start(setting).state, {READY: rows})
+    rows = np.stack([1000 * ready + 7, ready, ready, ready])
+    steps = np.array([7000.0, 100.0, 100.0])
+    start = controller.start(setting).state
+    slow = controller.decide(setting, start, {READY: rows, STEP: steps})
     np.testing.assert_array_equal(slow.densities, usual.densities)
     np.testing.assert_array_equal(slow.state, usual.state)
     # The rows are used at all: a slow exchange that is all there is counts.
-    once = controller.decide(setting, controller.start(setting).state, {READY: rows[:1]})
+    once = controller.decide(setting, start, {READY: rows[:1], STEP: steps})
     assert (once.densities != usual.densities).any()
+    once = controller.decide(setting, start, {READY: rows, STEP: steps[:1]})
+    assert (once.state != usual.state).any()
 
 
 def test_densities_stay_until_the_state_is_that_of_the_start():
     setting, controller = make_setting([50, 50]), Lags(2)
     first = decided(controller, setting, np.array([0.0, 30.0]))
-    other = {READY: np.array([[0.0, 40.0]] * 2)}
-    second = controller.decide(setting, first.state, other)
-    np.testing.assert_array_equal(second.densities, first.densities)
-    np.testing.assert_array_equal(second.state, first.state)
+    other = measured([0.0, 40.0])
+    second, third = first, None
+    for _ in range(3):
+        second, third = controller.decide(setting, second.state, other), second
+        np.testing.assert_array_equal(second.densities, first.densities)
+        assert second.final
+    np.testing.assert_array_equal(second.state, third.state)
     again = controller.decide(setting, controller.start(setting).state, other)
+    assert not again.final
     np.testing.assert_allclose(again.densities[0], [40 / 50, 1 / 50])
 
 
@@ -264,13 +297,14 @@ def test_deciding_changes_nothing_it_is_given():
     setting, ready, _ = next(random_settings(1, seed=4))
     controller = Lags(3)
     state, rows = controller.start(setting).state, np.tile(ready, (3, 1))
+    found = {READY: rows, STEP: np.ones(2)}
     given_state, given_rows = state.copy(), rows.copy()
-    results = [controller.decide(setting, state, {READY: rows}) for _ in range(2)]
+    results = [controller.decide(setting, state, found) for _ in range(2)]
     np.testing.assert_array_equal(state, given_state)
     np.testing.assert_array_equal(rows, given_rows)
     np.testing.assert_array_equal(results[0].state, results[1].state)
     np.testing.assert_array_equal(results[0].densities, results[1].densities)
-    kept = controller.decide(setting, results[0].state, {READY: rows})
+    kept = controller.decide(setting, results[0].state, found)
     kept.state[:] = kept.densities[:] = -1
     np.testing.assert_array_equal(results[0].state, results[1].state)
 
@@ -280,9 +314,105 @@ def test_states_have_one_type_and_size():
     first = controller.start(setting)
     later = decided(controller, setting, np.array([1.0, 2.0, 3.0]))
     for decision in (first, later):
-        assert decision.state.shape == (1 + 3 + 2,)
+        assert decision.state.shape == (4 + 3 + 2,)
         assert decision.densities.shape == (2, 2)
         assert decision.state.dtype == decision.densities.dtype == np.float64
+
+
+def test_a_state_of_other_buckets_is_refused():
+    setting = make_setting([4, 5, 6])
+    state = decided(Lags(2), setting, np.array([1.0, 2.0, 3.0])).state
+    other = dataclasses.replace(setting, buckets=((0, 1, 2),))
+    with pytest.raises(ValueError, match=r"in 1 buckets has 8 numbers, got .* shape \(10,\)"):
+        Lags(2).decide(other, state, measured(np.zeros(3)))
+
+
+# --- Checks --------------------------------------------------------------------------------------
+
+
+class Machine:
+    """Plays training: what an exchange does beside back-propagation takes time from it."""
+
+    def __init__(self, setting, slowdown, compute=100.0):
+        self._setting, self._slowdown, self._compute = setting, slowdown, compute
+        self.ready = np.linspace(20.0, 80.0, len(setting.variables))
+
+    def step(self, densities):
+        """Returns the seconds of a step, noise aside."""
+        numbers = range(len(densities))
+        work = [self._setting.work_seconds(b, d) for b, d in enumerate(densities)]
+        messages = [self._setting.message_seconds(b, d) for b, d in enumerate(densities)]
+        busy = self._slowdown * sum(work[b] + messages[b] for b in numbers)
+        last = bucket_times(self._setting, self.ready)[-1]
+        return max(self._compute, last + work[-1] + messages[-1]) + busy
+
+    def train(self, controller, num_periods=9):
+        """Returns all decisions."""
+        decisions = [controller.start(self._setting)]
+        for _ in range(num_periods):
+            steps = [self.step(row) for row in decisions[-1].densities]
+            steps[0] *= 50  # as the first one of all
+            found = {READY: np.tile(self.ready, (len(steps), 1)), STEP: np.array(steps[:-1])}
+            decisions.append(controller.decide(self._setting, decisions[-1].state, found))
+        return decisions
+
+
+@pytest.mark.parametrize(
+    ("slowdown", "share", "period_of_end"), [(0.0, 1, 2), (0.08, 0.25, 4), (1.0, 0, 5)]
+)
+def test_what_slows_steps_down_is_given_up(slowdown, share, period_of_end):
+    setting = make_setting([2000] * 5, rate=0.01, density=0.01)
+    machine = Machine(setting, slowdown)
+    decisions = machine.train(Lags(6))
+    assert [d.final for d in decisions].index(True) == period_of_end
+    last = decisions[-1]
+    np.testing.assert_array_equal(last.densities, decisions[period_of_end].densities)
+    np.testing.assert_array_equal(last.state, decisions[period_of_end].state)
+    own = machine.step(np.full(5, 0.01))
+    assert machine.step(last.densities[0]) <= 1.02 * own
+    report = lags.report(setting, last.state)
+    assert (report.share, report.own_seconds, report.is_done) == (share, own, True)
+    if share:
+        hiding = share * np.array([15.0, 15, 15, 15, 0])
+        expected = lags.hidden_densities(
+            hiding, setting.sizes, setting.work_seconds, setting.message_seconds, 1000.0
+        )
+        np.testing.assert_array_equal(last.densities[0], expected)
+        assert report.step_seconds == machine.step(expected)
+    else:
+        np.testing.assert_array_equal(last.densities, np.full((6, 5), 0.01))
+        assert report.step_seconds > 1.02 * own
+
+
+def test_random_machines_end_with_steps_no_longer_than_with_the_codecs_density():
+    rng = np.random.default_rng(9)
+    ends = []
+    for setting, _, max_ratio in random_settings(200, seed=10):
+        machine = Machine(setting, float(rng.choice([0, 0.01, 0.1, 0.5])))
+        decisions = machine.train(Lags(5, max_ratio))
+        assert decisions[5].final
+        own = machine.step(decisions[0].densities[0])
+        assert machine.step(decisions[-1].densities[0]) <= 1.02 * own
+        ends.append(lags.report(setting, decisions[-1].state).share)
+    assert {1, 0.5, 0.25, 0} <= set(ends)
+
+
+def test_reports_say_what_was_checked():
+    setting = make_setting([2000] * 5, rate=0.01, density=0.01)
+    controller = Lags(6)
+    texts = [
+        controller.report(setting, d.state) for d in Machine(setting, 0.08).train(controller)[:5]
+    ]
+    assert texts[0] == ""
+    assert texts[1].startswith("LAGS, with 1 of the hiding time; a bucket's exchange")
+    assert texts[2].startswith("LAGS: with 1 of the hiding time a step took ")
+    assert "\nLAGS, with 0.5 of the hiding time; a bucket's" in texts[2]
+    assert texts[4].startswith("LAGS: with 0.25 of the hiding time a step took ")
+    assert texts[4].endswith("these densities stay")
+    (*_, last) = Machine(setting, 1.0).train(controller)
+    text = controller.report(setting, last.state)
+    assert text.startswith("LAGS: with 0.125 of the hiding time a step took ")
+    assert text.endswith("the latter densities stay")
 
 
 # --- Speed-ups -----------------------------------------------------------------------------------
@@ -290,7 +420,7 @@ def test_states_have_one_type_and_size():
 
 def test_no_timeline_gains_more_than_the_largest_speedup():
     for setting, ready, max_ratio in random_settings(300, seed=5):
-        densities = decided(Lags(1, max_ratio), setting, ready).densities[0]
+        densities = decided(Lags(2, max_ratio), setting, ready).densities[0]
         times = bucket_times(setting, ready)
         messages = [setting.message_seconds(b, d) for b, d in enumerate(densities)]
         end = played(times, [0] * len(times), messages)[-1]
@@ -341,8 +471,8 @@ def test_timelines_are_those_that_are_played():
 def test_a_report_by_hand():
     setting = make_setting([10, 20, 40], work=[1, 2, 3], latency=1)
     ready = np.array([4.0, 10.0, 11.0])
-    found = lags.report(setting, decided(Lags(1, max_ratio=20), setting, ready).state)
-    assert found.source == "measured"
+    found = lags.report(setting, decided(Lags(2, max_ratio=20), setting, ready).state)
+    assert (found.share, found.own_seconds, found.step_seconds, found.is_done) == (1, 100, 0, False)
     # Hidden: 6 seconds less 1 of work and 1 of latency are 4 elements of 10.
     assert found.buckets == (
         (6, 1, 5, 0.4, True),
@@ -356,7 +486,7 @@ def test_a_report_by_hand():
 
 def test_reports_are_those_of_played_timelines():
     for setting, ready, max_ratio in random_settings(100, seed=7):
-        found = lags.report(setting, decided(Lags(1, max_ratio), setting, ready).state)
+        found = lags.report(setting, decided(Lags(2, max_ratio), setting, ready).state)
         times = bucket_times(setting, ready)
         work = [bucket.work for bucket in found.buckets]
         own = played(times, work, [bucket.message for bucket in found.buckets])[-1]
@@ -480,35 +610,44 @@ def write(tmp_path):
     return write
 
 
-def test_a_profile_gives_the_densities_that_were_measured(write):
-    setting = make_setting([50, 60, 70], [(0, 1), (2,)])
-    state = decided(Lags(2), setting, np.array([0.1, 0.3, 30.7])).state
+def test_a_profile_says_what_was_measured(write):
+    setting, ready = make_setting([50, 60, 70], [(0, 1), (2,)]), np.array([0.1, 0.3, 30.7])
+    state = decided(Lags(2), setting, ready).state
     controller = Lags(2, profile=write(lags.profile_text(setting, state)))
-    start = controller.start(setting)
-    np.testing.assert_array_equal(start.state[1:], state[1:])
-    np.testing.assert_array_equal(start.densities, np.tile(state[-2:], (2, 1)))
-    assert lags.report(setting, start.state).source == "profile"
-    assert lags.profile_text(setting, start.state) == lags.profile_text(setting, state)
+    assert dict(controller.ready_seconds) == dict(zip(setting.variables, ready, strict=True))
+    assert Lags(2).profile_text(setting, state) == lags.profile_text(setting, state)
 
 
-def test_what_is_measured_replaces_a_profile(write):
-    setting, ready = make_setting([50, 60]), np.array([1.0, 26.0])
+def test_what_is_measured_decides_with_a_profile_too(write):
+    setting, ready = make_setting([50, 60], density=0.25), np.array([1.0, 26.0])
     path = write('{"format": 1, "ready_seconds": {"layer_0/kernel": 1, "layer_1/kernel": 11}}')
     controller = Lags(2, profile=path)
-    assert controller.start(setting).densities[0, 0] == 10 / 50
-    found = decided(controller, setting, ready)
-    assert found.densities[0, 0] == 25 / 50
-    assert lags.report(setting, found.state).source == "measured"
+    # The codec's own density is measured first.
+    np.testing.assert_array_equal(controller.start(setting).densities, np.full((2, 2), 0.25))
+    assert decided(controller, setting, ready).densities[0, 0] == 25 / 50
 
 
-def test_a_profile_of_other_variables_is_not_used(write):
+def test_profiles_are_joined_by_variable():
+    texts = [
+        json.dumps({"format": 1, "ready_seconds": seconds})
+        for seconds in ({"a": 1, "b": 2}, {"b": 3, "c": 4})
+    ]
+    joined = json.loads(lags.joined_profiles(texts))
+    assert joined == {"format": 1, "ready_seconds": {"a": 1, "b": 3, "c": 4}}
+    assert lags.joined_profiles([]) == ""
+
+
+def test_a_profile_of_other_variables_is_not_used(write, caplog):
     setting = make_setting([50, 60], density=0.25)
     controller = Lags(
         2, profile=write('{"format": 1, "ready_seconds": {"layer_0/kernel": 1, "other": 2}}')
     )
-    np.testing.assert_array_equal(controller.start(setting).densities, np.full((2, 2), 0.25))
-    assert lags.report(setting, controller.start(setting).state) is None
-    assert controller.groups(setting.variables, 0.25, sum, lambda indices, density: 1) is None
+    absl_logging.get_absl_logger().addHandler(caplog.handler)
+    try:
+        assert controller.groups(setting.variables, 0.25, sum, lambda indices, density: 1) is None
+    finally:
+        absl_logging.get_absl_logger().removeHandler(caplog.handler)
+    assert "is not used for 2 variables, because it lacks 1 of them, such as layer_1" in caplog.text
 
 
 def test_variables_are_grouped_by_a_profile(write):
@@ -576,6 +715,25 @@ def test_a_profile_that_is_not_there_is_said(tmp_path):
         assert str(error.value).startswith(start)
 
 
+@pytest.mark.parametrize("name", ["a,b", "a(b", "a)b", " a", "a ", "true", "12", "a\nb", "None"])
+def test_a_path_that_no_spec_can_hold_is_refused(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / name).write_text('{"format": 1, "ready_seconds": {"a": 1}}')
+    with pytest.raises(ValueError, match="a path that specs can hold") as error:
+        Lags(profile=name)
+    assert repr(name) in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["a=b", "a b", "a:b", "truer", "12x", "a'b;c"])
+def test_a_profile_is_the_same_after_a_spec(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / name).write_text('{"format": 1, "ready_seconds": {"a": 1}}')
+    controller = Lags(profile=name)
+    assert registry.from_spec(registry.to_spec(controller)) == controller
+    compression = Compression("topk", controller=controller)
+    assert Compression.from_spec(str(compression)) == compression
+
+
 def test_there_is_no_profile_before_there_are_times():
     setting = make_setting([3])
     with pytest.raises(ValueError, match="no profile to write yet"):
@@ -595,9 +753,10 @@ def test_names_of_a_profile_must_differ():
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"period": 0}, "period must be an integer, at least 1, got 0"),
-        ({"period": True}, "period must be an integer, at least 1, got True"),
-        ({"period": 2.0}, "period must be an integer, at least 1, got 2.0"),
+        ({"period": 0}, "period must be an integer, at least 2, got 0"),
+        ({"period": 1}, "period must be an integer, at least 2, got 1"),
+        ({"period": True}, "period must be an integer, at least 2, got True"),
+        ({"period": 2.0}, "period must be an integer, at least 2, got 2.0"),
         ({"max_ratio": 0.5}, "max_ratio must be a number in [1, 1e9], got 0.5"),
         ({"max_ratio": math.nan}, "max_ratio must be a number in [1, 1e9], got nan"),
         ({"max_ratio": math.inf}, "max_ratio must be a number in [1, 1e9], got inf"),
@@ -624,5 +783,5 @@ def test_fields_are_compared_and_what_was_read_is_not(write):
 
 
 def test_it_asks_for_ready_times_and_withholds_nothing():
-    assert Lags.statistics == (READY,)
+    assert Lags.statistics == (READY, STEP)
     assert not Lags.withholds

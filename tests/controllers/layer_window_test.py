@@ -47,12 +47,12 @@ def run_with_scores(controller, sizes, speeds):
     state, change = None, None
     for period in range(len(speeds)):
         if period == 0:
-            state, densities = controller.start(where)
+            state, densities, _ = controller.start(where)
         else:
             # As it comes from a checkpoint, and not to be written to.
             saved = np.frombuffer(np.array(state, np.float64).tobytes())
             measured = {CHANGE: change[::-1]} if controller.statistics else {}
-            state, densities = controller.decide(where, saved, measured)
+            state, densities, _ = controller.decide(where, saved, measured)
         assert state.dtype == np.float64 and state.shape == (4 * len(sizes) + 3,)
         assert densities.dtype == np.float64
         assert densities.shape == (controller.period, len(sizes))

@@ -12,7 +12,7 @@ from tf_gradcomp.controllers import registry
 from tf_gradcomp.controllers.lags import Lags
 from tf_gradcomp.controllers.layer_window import PICKS, LayerWindow
 
-controllers = st.builds(Lags, st.integers(1, 10**9), st.floats(1, 1e9)) | st.builds(
+controllers = st.builds(Lags, st.integers(2, 10**9), st.floats(1, 1e9)) | st.builds(
     LayerWindow,
     st.integers(1, 10**9),
     st.floats(1e-9, 1),

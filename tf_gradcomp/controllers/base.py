@@ -19,6 +19,9 @@ import numpy as np
 # Seconds from the start of a step until a variable's gradient is there, on the slowest worker:
 # float64 [period, V].
 READY = "ready"
+# Seconds from the start of each step of the period to the start of the next one in it, on the
+# slowest worker: float64 [period - 1].
+STEP = "step"
 # How much the weights x of each bucket's variables differ from those at the last decision, x':
 # |x - x'| / max(|x|, |x'|), from 0 to 2; 0 where both are 0, or not all are numbers. Float64 [B].
 # They are compared in the last exchange of a period, before its update: that counts in the next.
@@ -41,7 +44,9 @@ class Setting:
         decoding and so on in its exchange, on the slowest worker. It does not fall as the density
         grows, but to 0 where gradients are sent as they are.
       message_seconds: from the number of a bucket and a density to the seconds that the messages
-        of its exchange take, if nothing else went on. It never falls as the density grows.
+        of its exchange take, if nothing else went on. It does not fall as the density grows, but
+        where gradients are sent as they are: fewer words decide on that, and an all-reduce of more
+        of them may be quicker than an all-gather.
     """
 
     variables: tuple[str, ...]
@@ -63,11 +68,14 @@ class Decision(NamedTuple):
       state: float64 ``[S]``, what it wants to remember; ``S`` is the same at each decision.
       densities: float64 ``[period, B]``: row ``i`` for the exchange ``i`` of the next period. 0
         sends nothing of the bucket, and keeps it for later; ``Setting.density`` is the codec's
-        own. Where sending all as it is takes no more, that is done.
+        own. Where sending all as it is takes no more words, that is done.
+      final: whether this holds from now on: nothing more is then measured or decided, until the
+        controller starts again.
     """
 
     state: np.ndarray
     densities: np.ndarray
+    final: bool = False
 
 
 class Controller(abc.ABC):
@@ -89,7 +97,7 @@ class Controller(abc.ABC):
     @property
     @abc.abstractmethod
     def statistics(self) -> tuple[str, ...]:
-        """What is to be measured, of ``READY`` and ``CHANGE``."""
+        """What is to be measured, of ``READY``, ``STEP`` and ``CHANGE``."""
 
     def report(self, setting: Setting, state: np.ndarray) -> str:
         """Returns what a decision comes to, for people; empty if there is nothing to tell."""

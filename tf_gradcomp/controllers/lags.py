@@ -3,7 +3,8 @@
 
 Gradients of the last layers are there first, and travel while those below are still computed.
 So the density of each bucket is the highest one with which its exchange is over when the next
-bucket is there. What that takes is measured once, over the first period, or read from a file.
+bucket is there. What that takes is measured once, over the first period. What it comes to is
+measured, too: densities that make steps slower are given up.
 
 Source: Shi et al., "Layer-wise Adaptive Gradient Sparsification for Distributed Deep Learning
 with Convergence Guarantees", ECAI 2020, arXiv 1911.08727. Merging is that of Shi et al.,
@@ -22,27 +23,36 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+from absl import logging
 
+from tf_gradcomp import specs
 from tf_gradcomp.controllers import base
 
 PROFILE_FORMAT = 1
 _MAX_RATIO = 1e9  # more elements than any bucket has
-# Where ready times are from.
-_SOURCES = ("none", "profile", "measured")
+# Shares of the hiding time that are tried, one after the other; 0 for the codec's own density.
+_SHARES = (1.0, 0.5, 0.25, 0.125, 0.0)
+_NOTICEABLE = 1.02  # more time than this factor is no noise
+# What the period at hand is for: to measure the codec's own density, or one of the shares.
+_STAGES = ("measuring", "checking", "done")
 
 
 @dataclasses.dataclass(frozen=True)
 class Lags(base.Controller):
     """Chooses densities with which exchanges are hidden under back-propagation.
 
-    Until there are ready times, each bucket has the codec's own density. A profile gives densities
-    to the first period, and tells how variables are merged to buckets; a file that lacks any of the
-    variables is not used. After the first period the measured times decide in either case, and
-    the densities stay as they are then, until the state is set to that of the start again.
+    In the first period, each bucket has the codec's own density, and two things are measured: when
+    gradients are ready, and how long a step takes. Ready times then decide on densities. If steps
+    of the next period are noticeably longer, half of the hiding time decides, then a quarter and an
+    eighth, each for a period; if these are of no use either, the codec's own density comes back.
+    The densities then stay, until the state is set to that of the start again.
+
+    A profile tells how variables are merged to buckets, which is fixed before anything is measured.
+    A file that lacks any of the variables is not used.
 
     Attributes:
-      period: exchanges over which ready times are measured, at least 1. The median counts, so that
-        from 3 on a slow first exchange does not matter.
+      period: exchanges over which times are measured, at least 2: a step ends when the next one
+        starts. Medians count, so that from 4 on a slow first exchange does not matter.
       max_ratio: a bucket of ``n`` elements keeps at least ``n / max_ratio`` of them, even if that
         is not hidden; from 1 to 1e9.
       profile: path of a file with ready times, as ``profile_text`` writes it; empty for none. It
@@ -56,12 +66,12 @@ class Lags(base.Controller):
     max_ratio: float = 1000.0
     profile: str = ""
 
-    statistics = (base.READY,)
+    statistics = (base.READY, base.STEP)
     checks_assumption = True
 
     def __post_init__(self) -> None:
-        if isinstance(self.period, bool) or not isinstance(self.period, int) or self.period < 1:
-            raise ValueError(f"lags: period must be an integer, at least 1, got {self.period!r}")
+        if isinstance(self.period, bool) or not isinstance(self.period, int) or self.period < 2:
+            raise ValueError(f"lags: period must be an integer, at least 2, got {self.period!r}")
         if not _is_number(self.max_ratio) or not 1 <= self.max_ratio <= _MAX_RATIO:
             raise ValueError(
                 f"lags: max_ratio must be a number in [1, 1e9], got {self.max_ratio!r}"
@@ -69,6 +79,12 @@ class Lags(base.Controller):
         object.__setattr__(self, "max_ratio", float(self.max_ratio))
         if not isinstance(self.profile, str):
             raise ValueError(f"lags: profile must be a path, a string, got {self.profile!r}")
+        if self.profile and not _is_readable_in_specs(self.profile):
+            raise ValueError(
+                f"lags: profile must be a path that specs can hold, without commas, parentheses, "
+                f"line breaks or spaces around it, and no number, true, false or none, got "
+                f"{self.profile!r}: give the file another name"
+            )
         _ = self.ready_seconds  # reads the file
 
     @functools.cached_property
@@ -77,27 +93,33 @@ class Lags(base.Controller):
         return read_profile(self.profile) if self.profile else {}
 
     def start(self, setting: base.Setting) -> base.Decision:
-        ready = self._profile_of(setting.variables)
-        if ready is not None:
-            return self._decision(setting, "profile", ready)
-        densities = np.full(len(setting.buckets), float(setting.density))
-        state = _State("none", np.zeros(len(setting.variables)), densities)
-        return base.Decision(state.pack(), self._rows(densities))
+        ready = np.zeros(len(setting.variables))
+        densities = self._own_densities(setting)
+        return self._decision(_State("measuring", 0.0, 0.0, 0.0, ready, densities))
 
     def decide(
         self, setting: base.Setting, state: np.ndarray, measured: Mapping[str, np.ndarray]
     ) -> base.Decision:
         known = _State.unpack(setting, state)
-        if known.source == "measured":
-            return base.Decision(known.pack(), self._rows(known.densities))
-        return self._decision(setting, "measured", np.median(measured[base.READY], axis=0))
+        if known.stage == "done":
+            return self._decision(known)
+        step_seconds = float(np.median(measured[base.STEP]))
+        if known.stage == "measuring":
+            ready = np.median(measured[base.READY], axis=0)
+            known = known._replace(stage="checking", own_seconds=step_seconds, ready=ready)
+            return self._decision(self._with_share(setting, known, _SHARES[0]))
+        known = known._replace(step_seconds=step_seconds)
+        if known.is_slower:
+            share = _SHARES[_SHARES.index(known.share) + 1]
+            return self._decision(self._with_share(setting, known, share))
+        return self._decision(known._replace(stage="done"))
 
     def report(self, setting: base.Setting, state: np.ndarray) -> str:
         found = report(setting, state)
         return "" if found is None else found.text(setting)
 
     def profile_text(self, setting: base.Setting, state: np.ndarray) -> str:
-        is_measured = _State.unpack(setting, state).source == "measured"
+        is_measured = _State.unpack(setting, state).stage != "measuring"
         return profile_text(setting, state) if is_measured else ""
 
     def groups(
@@ -115,46 +137,89 @@ class Lags(base.Controller):
 
     def _profile_of(self, variables: Sequence[str]) -> np.ndarray | None:
         """Returns the profile's ready times of variables, if it has all of them."""
-        if not self.profile or any(name not in self.ready_seconds for name in variables):
+        if not self.profile:
+            return None
+        lacking = [name for name in variables if name not in self.ready_seconds]
+        if lacking:
+            logging.warning(
+                "LAGS' profile %r is not used for %d variables, because it lacks %d of them, such "
+                "as %s: it must be of the same model, with the same names.",
+                self.profile,
+                len(variables),
+                len(lacking),
+                lacking[0],
+            )
             return None
         return np.array([self.ready_seconds[name] for name in variables])
 
-    def _decision(self, setting: base.Setting, source: str, ready: np.ndarray) -> base.Decision:
+    def _with_share(self, setting: base.Setting, known: _State, share: float) -> _State:
+        """Returns the state with densities that a share of the hiding time allows."""
+        if not share:
+            densities = self._own_densities(setting)
+            return known._replace(stage="done", share=share, densities=densities)
         densities = hidden_densities(
-            hiding_seconds(bucket_ready(setting, ready)),
+            share * hiding_seconds(bucket_ready(setting, known.ready)),
             setting.bucket_sizes(),
             setting.work_seconds,
             setting.message_seconds,
             self.max_ratio,
         )
-        return base.Decision(_State(source, ready, densities).pack(), self._rows(densities))
+        return known._replace(share=share, densities=densities)
 
-    def _rows(self, densities: np.ndarray) -> np.ndarray:
-        return np.tile(densities, (self.period, 1))
+    def _own_densities(self, setting: base.Setting) -> np.ndarray:
+        return np.full(len(setting.buckets), float(setting.density))
+
+    def _decision(self, state: _State) -> base.Decision:
+        rows = np.tile(state.densities, (self.period, 1))
+        return base.Decision(state.pack(), rows, state.stage == "done")
 
 
 class _State(NamedTuple):
     """What is remembered.
 
     Attributes:
-      source: where the ready times are from, one of ``_SOURCES``.
-      ready: float64 ``[V]``, seconds; 0 if there are none.
+      stage: one of ``_STAGES``.
+      share: of the hiding time, one of ``_SHARES``, with which densities were chosen.
+      own_seconds: median of the steps with the codec's own density; 0 before it is measured.
+      step_seconds: the same with the densities that were checked last; 0 before any were.
+      ready: float64 ``[V]``, seconds; 0 before they are measured.
       densities: float64 ``[B]``.
     """
 
-    source: str
+    stage: str
+    share: float
+    own_seconds: float
+    step_seconds: float
     ready: np.ndarray
     densities: np.ndarray
 
+    @property
+    def is_slower(self) -> bool:
+        """Whether steps with the densities that were checked last are noticeably longer."""
+        return self.step_seconds > _NOTICEABLE * self.own_seconds
+
     def pack(self) -> np.ndarray:
-        """Returns all of it, float64 ``[1 + V + B]``."""
-        return np.concatenate([[_SOURCES.index(self.source)], self.ready, self.densities])
+        """Returns all of it, float64 ``[4 + V + B]``."""
+        figures = [_STAGES.index(self.stage), self.share, self.own_seconds, self.step_seconds]
+        return np.concatenate([figures, self.ready, self.densities])
 
     @classmethod
     def unpack(cls, setting: base.Setting, state: np.ndarray) -> _State:
-        """Returns what ``pack`` has packed."""
-        source, ready, densities = np.split(state, [1, 1 + len(setting.variables)])
-        return cls(_SOURCES[int(source[0])], ready, densities)
+        """Returns what ``pack`` has packed.
+
+        Raises:
+          ValueError: it is of other variables or buckets.
+        """
+        num_variables, num_buckets = len(setting.variables), len(setting.buckets)
+        if np.shape(state) != (4 + num_variables + num_buckets,):
+            raise ValueError(
+                f"lags: a state of {num_variables} variables in {num_buckets} buckets has "
+                f"{4 + num_variables + num_buckets} numbers, got an array of shape "
+                f"{np.shape(state)}"
+            )
+        stage, share, own_seconds, step_seconds = map(float, state[:4])
+        ready, densities = np.split(state[4:], [num_variables])
+        return cls(_STAGES[int(stage)], share, own_seconds, step_seconds, ready, densities)
 
 
 # --- Densities -----------------------------------------------------------------------------------
@@ -197,8 +262,9 @@ def hidden_densities(
 
         message_seconds(b, k / n) + work_seconds(b, k / n) <= hiding[b]
 
-    allows: the largest of all ``k`` from ``n / max_ratio`` to ``n``, or the smallest if none is
-    hidden. The density is ``k / n``, rounded such that ``ceil(density * n)`` is ``k``.
+    allows: the largest of all ``k`` from ``n / max_ratio`` to ``n``. If none is hidden it is the
+    smallest, or ``n`` if that takes no longer, as it may where gradients are sent as they are. The
+    density is ``k / n``, rounded such that ``ceil(density * n)`` is ``k``.
 
     Source: Shi et al., ECAI 2020, whose aim this is. The formula is a reconstruction.
 
@@ -210,29 +276,37 @@ def hidden_densities(
       max_ratio: at least 1.
     """
 
-    def is_hidden(b: int, density: float) -> bool:
-        return bool(message_seconds(b, density) + work_seconds(b, density) <= hiding[b])
+    def seconds(b: int, density: float) -> float:
+        return message_seconds(b, density) + work_seconds(b, density)
 
     densities = [
-        _highest_hidden(size, math.ceil(size / max_ratio), functools.partial(is_hidden, b))
+        _highest_hidden(
+            size, math.ceil(size / max_ratio), float(hiding[b]), functools.partial(seconds, b)
+        )
         for b, size in enumerate(sizes)
     ]
     return np.array(densities, np.float64)
 
 
-def _highest_hidden(size: int, least: int, is_hidden: Callable[[float], bool]) -> float:
-    """Returns the density of the largest hidden count from ``least`` to ``size``, or of ``least``.
+def _highest_hidden(
+    size: int, least: int, hiding: float, seconds: Callable[[float], float]
+) -> float:
+    """Returns the density of the largest hidden count from ``least`` to ``size``; see above.
 
-    What costs more is not hidden either: so bisection finds it, with some 30 questions.
+    What costs more is not hidden either: so bisection finds it, with some 30 questions. Seconds may
+    fall only where gradients are sent as they are, which all of them are then: if that is not
+    hidden, no count from there on is.
     """
-    if is_hidden(1.0):
+    all_of_it = seconds(1.0)
+    if all_of_it <= hiding:
         return 1.0
     hidden, too_many = least, size
-    if not is_hidden(_share(hidden, size)):
-        return _share(hidden, size)
+    least_seconds = seconds(_share(least, size))
+    if least_seconds > hiding:
+        return 1.0 if all_of_it <= least_seconds else _share(least, size)
     while too_many - hidden > 1:
         middle = (hidden + too_many) // 2
-        if is_hidden(_share(middle, size)):
+        if seconds(_share(middle, size)) <= hiding:
             hidden = middle
         else:
             too_many = middle
@@ -339,11 +413,12 @@ class BucketReport(NamedTuple):
     """What was decided on a bucket, and why.
 
     Attributes:
-      hiding: seconds of back-propagation from its being there to the next bucket's.
+      hiding: seconds of back-propagation from its being there to the next bucket's; the share of
+        them that is used.
       work: seconds of work in its exchange.
       message: seconds of its messages, with its density.
       density: its density.
-      is_hidden: whether work and messages fit into ``hiding``. If not, the density is the least.
+      is_hidden: whether work and messages fit into ``hiding``.
     """
 
     hiding: float
@@ -354,10 +429,14 @@ class BucketReport(NamedTuple):
 
 
 class Report(NamedTuple):
-    """What was decided, and what it should gain. All figures are of the model, none is measured.
+    """What was decided, what it should gain by the model, and what it does.
 
     Attributes:
-      source: where the ready times are from, "profile" or "measured".
+      share: of the hiding time, with which densities were chosen; 0 for the codec's own density,
+        which has come back.
+      own_seconds: what a step takes with the codec's own density.
+      step_seconds: what a step takes with the densities that were checked last; 0 if none were yet.
+      is_done: whether the densities stay as they are.
       buckets: of each bucket, in the order of exchange.
       largest_speedup: that of ``largest_speedup``. The time until the first bucket is there
         counts as the forward pass, and the time from then to the last one as back-propagation.
@@ -365,14 +444,34 @@ class Report(NamedTuple):
         any work on them; a ratio of times since the start of the step.
     """
 
-    source: str
+    share: float
+    own_seconds: float
+    step_seconds: float
+    is_done: bool
     buckets: tuple[BucketReport, ...]
     largest_speedup: float
     dense_speedup: float
 
+    @property
+    def checked_share(self) -> float:
+        """The share of the hiding time with which a step takes ``step_seconds``."""
+        is_of_now = self.is_done and self.share
+        return self.share if is_of_now else _SHARES[max(_SHARES.index(self.share) - 1, 0)]
+
     def text(self, setting: base.Setting) -> str:
         """Returns a table for people."""
-        lines = [f"LAGS, by {self.source} times; a bucket's exchange and what hides it, in ms:"]
+        compared = (
+            f"with {self.checked_share:.3g} of the hiding time a step took "
+            f"{1e3 * self.step_seconds:.1f} ms, with a density of {setting.density:.3g} for all "
+            f"{1e3 * self.own_seconds:.1f} ms"
+        )
+        if self.is_done:
+            return f"LAGS: {compared}; {'these' if self.share else 'the latter'} densities stay"
+        lines = [f"LAGS: {compared}"] if self.step_seconds else []
+        lines.append(
+            f"LAGS, with {self.share:.3g} of the hiding time; a bucket's exchange and what hides "
+            "it, in ms:"
+        )
         for members, bucket in zip(setting.buckets, self.buckets, strict=True):
             names = ", ".join(setting.variables[index] for index in members)
             lines.append(
@@ -394,14 +493,15 @@ def report(setting: base.Setting, state: np.ndarray) -> Report | None:
       setting: what was decided on.
       state: that of the decision.
     """
-    source, variable_ready, densities = _State.unpack(setting, state)
-    if source == "none":
+    known = _State.unpack(setting, state)
+    if known.stage == "measuring":
         return None
-    ready = bucket_ready(setting, variable_ready)
+    densities = known.densities
+    ready = bucket_ready(setting, known.ready)
     numbers = range(len(setting.buckets))
     messages = [setting.message_seconds(b, float(densities[b])) for b in numbers]
     work = [setting.work_seconds(b, float(densities[b])) for b in numbers]
-    hiding = [float(seconds) for seconds in hiding_seconds(ready)]
+    hiding = [float(seconds) for seconds in (known.share or 1.0) * hiding_seconds(ready)]
     buckets = tuple(
         BucketReport(
             hiding[b],
@@ -416,7 +516,10 @@ def report(setting: base.Setting, state: np.ndarray) -> Report | None:
     dense = [setting.message_seconds(b, 1.0) for b in numbers]
     dense_end = exchange_ends(ready, [0.0] * len(dense), dense)[-1]
     return Report(
-        source,
+        known.share,
+        known.own_seconds,
+        known.step_seconds,
+        known.stage == "done",
         buckets,
         largest_speedup(float(ready[0]), float(ready[-1] - ready[0]), sum(messages)),
         float(dense_end / end) if end else 1.0,
@@ -438,8 +541,8 @@ def profile_text(setting: base.Setting, state: np.ndarray) -> str:
     Raises:
       ValueError: the state has no ready times, or two variables have the same name.
     """
-    source, ready, _ = _State.unpack(setting, state)
-    if source == "none":
+    known = _State.unpack(setting, state)
+    if known.stage == "measuring":
         raise ValueError(
             "lags: there is no profile to write yet, ready times are measured in the first period"
         )
@@ -450,7 +553,22 @@ def profile_text(setting: base.Setting, state: np.ndarray) -> str:
                 f"lags: a profile tells variables by their names, but {name!r} names "
                 f"{names.count(name)} of them"
             )
-    seconds = dict(zip(names, map(float, ready), strict=True))
+    return _as_profile(dict(zip(names, map(float, known.ready), strict=True)))
+
+
+def joined_profiles(texts: Sequence[str]) -> str:
+    """Returns a profile of all variables that any of some profiles has; empty if there is none.
+
+    Args:
+      texts: as those of ``profile_text``; where two have a variable, the later one counts.
+    """
+    seconds: dict[str, float] = {}
+    for text in texts:
+        seconds |= json.loads(text)["ready_seconds"]
+    return _as_profile(seconds) if seconds else ""
+
+
+def _as_profile(seconds: Mapping[str, float]) -> str:
     return json.dumps({"format": PROFILE_FORMAT, "ready_seconds": seconds}, indent=2) + "\n"
 
 
@@ -486,6 +604,16 @@ def read_profile(path: str) -> dict[str, float]:
         if not _is_number(value) or not 0 <= value <= sys.float_info.max:
             raise wrong(f"'ready_seconds' of {name!r} must be a number, at least 0, got {value!r}")
     return {name: float(value) for name, value in seconds.items()}
+
+
+def _is_readable_in_specs(path: str) -> bool:
+    """Whether a path is the same after it was written into a spec and read from it."""
+    if set(path).intersection("()\r\n"):
+        return False
+    try:
+        return specs.parse_fields(specs.format_fields([("profile", path)])) == {"profile": path}
+    except ValueError:
+        return False
 
 
 def _is_number(value: Any) -> bool:
