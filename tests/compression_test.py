@@ -158,8 +158,8 @@ def test_error_feedback_is_on_for_biased_codecs_only():
         ("powersgd:controller=layer_window", ["is for codecs", "'powersgd'"]),
         ("natural:controller=lags", ["changes a density", "topk", "'natural'"]),
         ("sidco:controller=lags", ["changes a density", "topk", "'sidco'"]),
-        ("topk:controller=lags,warmup=3", ["lags decides the density", "warmup"]),
-        ("topk:controller=layer_window,grow_after=3", ["decides the density", "grow_after 0"]),
+        ("topk:controller=lags,warmup=3", ["lags decides what is sent", "warmup"]),
+        ("topk:controller=layer_window,grow_after=3", ["decides what is sent", "grow_after 0"]),
         ("natural:controller=layer_window,error_feedback=false", ["needs error_feedback=true"]),
         ("topk:controller=layer_window,global_momentum=0.9", ["global_momentum knows no sum"]),
         ("none:density=0.1", ["'none'", "'density'"]),
@@ -214,7 +214,7 @@ def tenth(step):
     [
         ("topk", {"density": tenth}, {"warmup": 3}, "density is a schedule: warmup"),
         ("topk", {"density": tenth}, {"grow_after": 3}, "density is a schedule: warmup"),
-        ("topk", {"density": tenth}, {"controller": "lags"}, "lags decides the density"),
+        ("topk", {"density": tenth}, {"controller": "lags"}, "lags decides what is sent"),
         ("topk", {"chunk": lambda step: 64}, {}, "chunk"),
         ("natural", {"seed": tenth}, {}, "'natural'"),
         ("sidco", {"density": tenth}, {}, "density of 'sidco' must be a plain value"),
@@ -390,3 +390,25 @@ def test_keras_schedules_are_asked_for_their_first_value_when_a_cluster_is_joine
         policy.check_schedules()
     with pytest.raises(ValueError, match="density must be in"):
         Compression("topk", {"density": lambda step: 2.0})
+
+
+@pytest.mark.parametrize("value", [tf.constant(0.1), tf.Variable(0.1)])
+def test_a_tensor_is_no_parameter(value):
+    with pytest.raises(ValueError, match="density must be a number, or a function"):
+        Compression("topk", {"density": value})
+
+
+def test_numbers_may_be_numpy_s():
+    assert Compression("topk", {"density": np.float64(0.1)}, warmup=np.int64(5)) == Compression(
+        "topk", {"density": 0.1}, warmup=5
+    )
+
+
+def test_no_controller_can_be_said():
+    assert Compression("topk", controller="none") == Compression("topk")
+
+
+@pytest.mark.parametrize("function", [lambda step: [0.1], lambda step: None, lambda: 0.1])
+def test_what_is_no_schedule_is_told_what_one_is(function):
+    with pytest.raises(ValueError, match="must take the number of exchanges so far"):
+        Compression("topk", {"density": function})

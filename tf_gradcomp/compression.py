@@ -8,6 +8,9 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+import tensorflow as tf
+
 from tf_gradcomp import specs
 from tf_gradcomp.codecs import base, registry
 from tf_gradcomp.controllers import registry as controllers
@@ -89,10 +92,11 @@ class Compression:
     def __post_init__(self) -> None:
         if not isinstance(self.codec, str):
             raise ValueError(f"codec must be a name, got {self.codec!r}")
-        params = {
-            key: schedules.as_scheduled(value) if callable(value) else value
-            for key, value in dict(self.params).items()
-        }
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, np.generic):
+                object.__setattr__(self, field.name, value.item())
+        params = {key: _plain(key, value) for key, value in dict(self.params).items()}
         is_none = self.codec == "none"
         if is_none and params:
             raise ValueError(f"codec 'none' has no parameter {next(iter(params))!r}")
@@ -101,8 +105,10 @@ class Compression:
             known = registry.parameters(self.codec, params)
             params = {**known, **params}
         object.__setattr__(self, "params", tuple(sorted(params.items())))
-        if isinstance(self.controller, str):
-            object.__setattr__(self, "controller", controllers.from_spec(self.controller))
+        spec: Any = self.controller
+        if isinstance(spec, str):
+            controller = None if spec == "none" else controllers.from_spec(spec)
+            object.__setattr__(self, "controller", controller)
         if self.controller is not None and not isinstance(self.controller, Controller):
             raise ValueError(
                 f"controller must be a controller, a spec or none, got {self.controller!r}"
@@ -189,8 +195,8 @@ class Compression:
             )
         if "density" in self.scheduled or self.warmup or self.grow_after:
             raise ValueError(
-                f"controller {spec} decides the density: it must be a number, and warmup and "
-                "grow_after 0"
+                f"controller {spec} decides what is sent: density must be a number, and warmup "
+                "and grow_after 0"
             )
         if controller.withholds and not self.error_feedback:
             raise ValueError(
@@ -257,6 +263,14 @@ class Compression:
     def scheduled(self) -> dict[str, schedules.Scheduled]:
         """The parameters that are functions of the number of exchanges."""
         return {k: value for k, value in self.params if isinstance(value, schedules.Scheduled)}
+
+    @property
+    def bits_range(self) -> tuple[int, int]:
+        """The fewest and the most bits that a schedule can give the values; 0 without bits."""
+        codec = self.build()
+        if not isinstance(codec, base.Codec) or "bits" not in codec.adjustable:
+            return 0, 0
+        return codec.bits_range
 
     @property
     def withholds(self) -> bool:
@@ -398,6 +412,18 @@ def _refuse_methods(name: str) -> None:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _plain(name: str, value: Any) -> Any:
+    """Returns a parameter as Python's own number, or as a schedule."""
+    if tf.is_tensor(value) or isinstance(value, tf.Variable):
+        raise ValueError(
+            f"{name} must be a number, or a function of the exchanges so far, such as a Keras "
+            f"schedule, got {value!r}, which would be read once"
+        )
+    if isinstance(value, np.generic):
+        return value.item()
+    return schedules.as_scheduled(value) if callable(value) else value
 
 
 def _at_first(params: Mapping[str, Any], with_keras: bool = True) -> dict[str, Any]:

@@ -295,7 +295,11 @@ def make_plan(
 
 
 def _warn_if_dense_is_faster(buckets: Sequence[Bucket], network: Network | None) -> None:
-    """Says so if gradients as they are would be exchanged in less time."""
+    """Says so if gradients as they are would be exchanged in less time.
+
+    Estimates are of exchanges that send something of a bucket, which not all do.
+    """
+    buckets = [b for b in buckets if b.compression is None or not b.compression.withholds]
     compressed = sum(bucket.estimates[0].total for bucket in buckets)
     dense = sum(bucket.estimates[-1].total for bucket in buckets)
     if network is not None and network.measured and compressed > _NOTICEABLE * dense:

@@ -31,9 +31,8 @@ from tf_gradcomp.transports.base import Collectives, Message
 from tf_gradcomp.weights import read_weight
 
 SCHEDULE_PERIOD = 128
-# Of scheduled values. No bucket has so many items that a share of 1e-12 is more than one of them;
-# codecs take as many bits as they can of those that they are told.
-_RANGES = {"density": (1e-12, 1.0), "bits": (1.0, 32.0)}
+# No bucket has so many items that this share is more than one of them.
+_LEAST_DENSITY = 1e-12
 # Work is measured with the codec's density and one higher by this factor, and grows evenly.
 _HIGHER = 20
 
@@ -148,12 +147,15 @@ class ScheduledSteering(Steering):
     ) -> None:
         super().__init__(numbers, SCHEDULE_PERIOD, collectives)
         self._scheduled = compression.scheduled
+        self._ranges = {"density": (_LEAST_DENSITY, 1.0), "bits": compression.bits_range}
         self._tables = {
             name: state.host_zeros((SCHEDULE_PERIOD,), name, tf.float64) for name in self._scheduled
         }
         self.memory |= self._tables
 
     def _start(self, num_exchanges: int) -> None:
+        for name, scheduled in self._scheduled.items():
+            self._tables[name].assign(tf.fill([SCHEDULE_PERIOD], np.float64(scheduled.first)))
         self._store(tf.constant(num_exchanges))
 
     def chosen(self) -> list[Chosen]:
@@ -175,9 +177,10 @@ class ScheduledSteering(Steering):
         values = []
         for name, scheduled in self._scheduled.items():
             value = scheduled.values(steps)
-            # What is no number must not become a number of items or bits: the most, then.
-            value = tf.where(tf.math.is_nan(value), np.float64(np.inf), value)
-            least, most = _RANGES[name]
+            # What is no number must not become a number of items or bits: what held last, then.
+            is_number = ~tf.math.is_nan(value)
+            value = tf.where(is_number, value, self._tables[name].read_value()[-1])
+            least, most = self._ranges[name]
             value = tf.clip_by_value(value, np.float64(least), np.float64(most))
             values.append(tf.round(value) if name == "bits" else value)
         agreed = tf.split(self._agreed(tf.concat(values, 0)), len(values))

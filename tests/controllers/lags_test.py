@@ -761,7 +761,7 @@ def test_names_of_a_profile_must_differ():
         ({"max_ratio": math.nan}, "max_ratio must be a number in [1, 1e9], got nan"),
         ({"max_ratio": math.inf}, "max_ratio must be a number in [1, 1e9], got inf"),
         ({"max_ratio": "9"}, "max_ratio must be a number in [1, 1e9], got '9'"),
-        ({"profile": None}, "profile must be a path, a string, got None"),
+        ({"profile": 5}, "profile must be a path, a string, got 5"),
     ],
 )
 def test_fields_are_checked(fields, message):

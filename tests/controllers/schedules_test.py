@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tf_gradcomp.controllers.schedules import Growth, Highest, WarmUp
+from tf_gradcomp.controllers.schedules import Growth, Highest, WarmUp, as_scheduled
 
 LAST_STEP = 2**31 - 1
 
@@ -81,3 +81,19 @@ def test_a_schedule_is_not_traced_again():
     found = [float(schedule(tf.constant(step))) for step in range(1, 1001)]
     assert len(set(found)) == 5 + 400
     assert schedule.experimental_get_tracing_count() == 1
+
+
+def test_a_table_need_not_be_longer_than_training():
+    """Exchanges are asked for ahead; what fails for one keeps the value before."""
+    table = [0.5, 0.25, 0.125]
+    values = as_scheduled(lambda step: table[step]).values(tf.range(1, 6))
+    assert values.numpy().tolist() == [0.5, 0.25, 0.125, 0.125, 0.125]
+
+
+def test_a_function_that_fails_at_once_has_no_value():
+    def fails(step):
+        if step:
+            raise RuntimeError
+        return 0.5
+
+    assert np.isnan(as_scheduled(fails).values(tf.range(2, 4)).numpy()).all()

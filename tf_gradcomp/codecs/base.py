@@ -292,6 +292,11 @@ class Quantizer(abc.ABC):
     addable: ClassVar[tf.DType | None] = None
     adjustable: ClassVar[bool] = False
 
+    @property
+    def bits_range(self) -> tuple[int, int]:
+        """The fewest and the most bits that ``at`` knows."""
+        raise NotImplementedError(f"{type(self).__name__} has no bits that can change")
+
     def at(self, bits: tf.Tensor) -> Quantizer:
         """Returns the quantizer with other bits, which are known when the graph runs.
 
@@ -394,6 +399,11 @@ class Codec(abc.ABC):
     @abc.abstractmethod
     def adjustable(self) -> frozenset[str]:
         """Which of ``density`` and ``bits`` can change from step to step; see ``at``."""
+
+    @property
+    @abc.abstractmethod
+    def bits_range(self) -> tuple[int, int]:
+        """The fewest and the most bits that it can change to, if these are ``adjustable``."""
 
     @abc.abstractmethod
     def at(self, density: tf.Tensor | None = None, bits: tf.Tensor | None = None) -> Codec:

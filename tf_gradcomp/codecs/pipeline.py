@@ -47,6 +47,10 @@ class Pipeline(base.Codec):
         density = {"density"} if self.sparsifier is not None and self.sparsifier.adjustable else ()
         return frozenset(density).union({"bits"} if self.quantizer.adjustable else ())
 
+    @property
+    def bits_range(self) -> tuple[int, int]:
+        return self.quantizer.bits_range
+
     def at(self, density: tf.Tensor | None = None, bits: tf.Tensor | None = None) -> Pipeline:
         sparsifier, quantizer = self.sparsifier, self.quantizer
         if density is not None:

@@ -49,9 +49,13 @@ class RangeFloat(base.Quantizer):
                 "range float", "mantissa_bits", self.mantissa_bits, 1, self.bits - 2, low_open=False
             )
 
-    def at(self, bits: tf.Tensor) -> switched.Switched:
+    @property
+    def bits_range(self) -> tuple[int, int]:
         fewest = MIN_BITS if self.mantissa_bits is None else self.mantissa_bits + 2
-        return switched.by_bits(self, max(fewest, MIN_BITS), MAX_BITS, bits)
+        return max(fewest, MIN_BITS), MAX_BITS
+
+    def at(self, bits: tf.Tensor) -> switched.Switched:
+        return switched.by_bits(self, bits)
 
     @property
     def mantissa(self) -> int:

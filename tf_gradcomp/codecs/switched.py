@@ -31,6 +31,10 @@ class Switched(base.Quantizer):
     bits: tf.Tensor
     adjustable: ClassVar[bool] = True
 
+    @property
+    def bits_range(self) -> tuple[int, int]:
+        return self.fewest_bits, self.fewest_bits + len(self.quantizers) - 1
+
     def at(self, bits: tf.Tensor) -> Switched:
         return dataclasses.replace(self, bits=bits)
 
@@ -67,7 +71,7 @@ class Switched(base.Quantizer):
 
     def _index(self) -> tf.Tensor:
         with tf.device("CPU:0"):  # which is where it is decided what runs
-            fewest, most = self.fewest_bits, self.fewest_bits + len(self.quantizers) - 1
+            fewest, most = self.bits_range
             return tf.clip_by_value(self.bits, fewest, most) - fewest
 
     def _run(self, call: Callable[[base.Quantizer], Any]) -> Any:
@@ -79,14 +83,13 @@ class Switched(base.Quantizer):
         return tf.switch_case(self._index(), list(map(branch, self.quantizers)))
 
 
-def by_bits(quantizer: Any, fewest: int, most: int, bits: tf.Tensor) -> Switched:
-    """Returns a quantizer of ``fewest`` to ``most`` bits, with all other fields as they are.
+def by_bits(quantizer: Any, bits: tf.Tensor) -> Switched:
+    """Returns a quantizer of any bits in its ``bits_range``, with all other fields as they are.
 
     Args:
-      quantizer: a dataclass with a field ``bits``, of any of these.
-      fewest: fewest bits.
-      most: most bits.
+      quantizer: a dataclass with a field ``bits``.
       bits: int32 scalar, the same on all workers.
     """
+    fewest, most = quantizer.bits_range
     quantizers = [dataclasses.replace(quantizer, bits=n) for n in range(fewest, most + 1)]
     return Switched(tuple(quantizers), fewest, bits)

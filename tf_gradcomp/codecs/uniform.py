@@ -57,8 +57,12 @@ class Uniform(BlockQuantizer):
         except ValueError as error:
             raise ValueError(f"uniform: {error}") from None
 
+    @property
+    def bits_range(self) -> tuple[int, int]:
+        return 1 if self.stochastic else MIN_BITS_TO_NEAREST, MAX_BITS
+
     def at(self, bits: tf.Tensor) -> switched.Switched:
-        return switched.by_bits(self, 1 if self.stochastic else MIN_BITS_TO_NEAREST, MAX_BITS, bits)
+        return switched.by_bits(self, bits)
 
     @property
     def biased(self) -> bool:

@@ -18,6 +18,7 @@ import dataclasses
 import functools
 import json
 import math
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -77,6 +78,9 @@ class Lags(base.Controller):
                 f"lags: max_ratio must be a number in [1, 1e9], got {self.max_ratio!r}"
             )
         object.__setattr__(self, "max_ratio", float(self.max_ratio))
+        path: Any = self.profile
+        if path is None or isinstance(path, os.PathLike):
+            object.__setattr__(self, "profile", "" if path is None else os.fspath(path))
         if not isinstance(self.profile, str):
             raise ValueError(f"lags: profile must be a path, a string, got {self.profile!r}")
         if self.profile and not _is_readable_in_specs(self.profile):
@@ -110,8 +114,12 @@ class Lags(base.Controller):
             return self._decision(self._with_share(setting, known, _SHARES[0]))
         known = known._replace(step_seconds=step_seconds)
         if known.is_slower:
-            share = _SHARES[_SHARES.index(known.share) + 1]
-            return self._decision(self._with_share(setting, known, share))
+            slower = known.densities
+            for share in _SHARES[_SHARES.index(known.share) + 1 :]:
+                known = self._with_share(setting, known, share)
+                if not np.array_equal(known.densities, slower):
+                    break
+            return self._decision(known)
         return self._decision(known._replace(stage="done"))
 
     def report(self, setting: base.Setting, state: np.ndarray) -> str:

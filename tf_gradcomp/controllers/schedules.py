@@ -11,11 +11,13 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import math
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import numpy as np
 import tensorflow as tf
+from absl import logging
 
 # From the number of the exchange, an int32 scalar from 1, to the density, a float64 scalar.
 Schedule: TypeAlias = Callable[[tf.Tensor], tf.Tensor]
@@ -114,10 +116,16 @@ class Scheduled:
     @functools.cached_property
     def first(self) -> float:
         """Its value at the first exchange."""
-        if not self.is_keras:
-            return float(self.function(0))
-        with tf.init_scope():
-            return float(self.function(tf.constant(0, tf.int64)))
+        try:
+            if not self.is_keras:
+                return float(self.function(0))
+            with tf.init_scope():
+                return float(self.function(tf.constant(0, tf.int64)))
+        except (TypeError, ValueError) as error:
+            raise ValueError(
+                f"the schedule {self} must take the number of exchanges so far and return a "
+                f"number: {error}"
+            ) from error
 
     def values(self, steps: tf.Tensor) -> tf.Tensor:
         """Returns the values at some exchanges, float64 ``[E]``.
@@ -134,7 +142,24 @@ class Scheduled:
             )
 
         def in_python(numbers: np.ndarray) -> np.ndarray:
-            return np.array([float(self.function(int(number))) for number in numbers])
+            found: list[float] = []
+            for number in numbers.tolist():
+                try:
+                    found.append(float(self.function(number)))
+                except Exception as error:  # noqa: BLE001 - of a user's function, any may come
+                    # It may be asked for exchanges that never come, as a table may not have them.
+                    last = found[-1] if found else math.nan
+                    logging.warning(
+                        "The schedule %s has no value for exchange %d (%s: %s): from there on it "
+                        "keeps %s.",
+                        self,
+                        number + 1,
+                        type(error).__name__,
+                        error,
+                        "that of the exchange before" if found else "what it had",
+                    )
+                    return np.array(found + [last] * (len(numbers) - len(found)))
+            return np.array(found)
 
         return tf.ensure_shape(tf.numpy_function(in_python, [so_far], tf.float64), steps.shape)
 
