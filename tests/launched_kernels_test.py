@@ -6,6 +6,7 @@
 
 import itertools
 import re
+import time
 import weakref
 from pathlib import Path
 from typing import NamedTuple
@@ -111,6 +112,7 @@ def launched(folder, work):
     )
     with tf.profiler.experimental.Profile(str(folder), options):
         work()
+        time.sleep(0.05)  # a collective's end is noted after its result is there
     (path,) = Path(folder).rglob("*.xplane.pb")
     kernels = set()
     for plane in xplane_pb2.XSpace.FromString(path.read_bytes()).planes:

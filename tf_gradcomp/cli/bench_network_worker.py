@@ -149,7 +149,8 @@ def _make_strategy(method: str) -> Any:
 
     if method == STOCK:
         return tf.distribute.MultiWorkerMirroredStrategy()
-    return CompressedMultiWorkerMirroredStrategy(spec_of(method))
+    # Workers drift apart, as each trains alone when `compute` is timed.
+    return CompressedMultiWorkerMirroredStrategy(spec_of(method), drift_check=None)
 
 
 def _actions_on_parts(

@@ -53,7 +53,8 @@ class Lags(base.Controller):
 
     Attributes:
       period: exchanges over which times are measured, at least 2: a step ends when the next one
-        starts. Medians count, so that from 4 on a slow first exchange does not matter.
+        starts. From 4 on, slow first exchanges do not matter: ready times are medians, and the shortest
+        step counts.
       max_ratio: a bucket of ``n`` elements keeps at least ``n / max_ratio`` of them, even if that
         is not hidden; from 1 to 1e9.
       profile: path of a file with ready times, as ``profile_text`` writes it; empty for none. It
@@ -107,7 +108,8 @@ class Lags(base.Controller):
         known = _State.unpack(setting, state)
         if known.stage == "done":
             return self._decision(known)
-        step_seconds = float(np.median(measured[base.STEP]))
+        # The first steps of a run are slow, and whatever else goes on can only add to any of them.
+        step_seconds = float(np.min(measured[base.STEP]))
         if known.stage == "measuring":
             ready = np.median(measured[base.READY], axis=0)
             known = known._replace(stage="checking", own_seconds=step_seconds, ready=ready)
@@ -188,7 +190,7 @@ class _State(NamedTuple):
     Attributes:
       stage: one of ``_STAGES``.
       share: of the hiding time, one of ``_SHARES``, with which densities were chosen.
-      own_seconds: median of the steps with the codec's own density; 0 before it is measured.
+      own_seconds: the shortest of the steps with the codec's own density; 0 before it is measured.
       step_seconds: the same with the densities that were checked last; 0 before any were.
       ready: float64 ``[V]``, seconds; 0 before they are measured.
       densities: float64 ``[B]``.
