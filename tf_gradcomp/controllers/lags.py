@@ -53,8 +53,8 @@ class Lags(base.Controller):
 
     Attributes:
       period: exchanges over which times are measured, at least 2: a step ends when the next one
-        starts. From 4 on, slow first exchanges do not matter: ready times are medians, and the shortest
-        step counts.
+        starts. From 4 on, slow first exchanges do not matter: ready times are medians, and the
+        shortest step counts.
       max_ratio: a bucket of ``n`` elements keeps at least ``n / max_ratio`` of them, even if that
         is not hidden; from 1 to 1e9.
       profile: path of a file with ready times, as ``profile_text`` writes it; empty for none. It
