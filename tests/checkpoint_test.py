@@ -2,7 +2,6 @@
 """What exchanges remember: restored exactly, or divided among another number of workers."""
 
 import io
-import logging
 import weakref
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,7 +10,7 @@ import loopback
 import numpy as np
 import pytest
 import tensorflow as tf
-from absl import logging as absl_logging
+from absl_warnings import warnings_of
 
 from tf_gradcomp import exchange_state
 from tf_gradcomp.agreement import PlanMismatchError
@@ -174,16 +173,6 @@ def test_another_number_of_workers_keeps_the_sum_of_residuals(spec, old, new, tm
                 for name in shared:
                     np.testing.assert_array_equal(bucket.arrays[name], other.arrays[name])
         np.testing.assert_equal(sums, outcomes[0][2])
-
-
-def warnings_of(caplog, action):
-    absl_logging.get_absl_logger().addHandler(caplog.handler)
-    try:
-        with caplog.at_level(logging.WARNING, logger="absl"):
-            action()
-    finally:
-        absl_logging.get_absl_logger().removeHandler(caplog.handler)
-    return caplog.text
 
 
 def test_a_changed_variable_begins_anew_with_a_warning(caplog):

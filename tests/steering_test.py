@@ -3,7 +3,6 @@
 
 import dataclasses
 import json
-import logging
 import math
 import time
 
@@ -12,7 +11,7 @@ import numpy as np
 import pytest
 import steered
 import tensorflow as tf
-from absl import logging as absl_logging
+from absl_warnings import warnings_of
 from steered import INFOS, Job, Scripted, Sending, biased, gradient, rate
 
 from tf_gradcomp import exchange_state
@@ -34,16 +33,6 @@ SIZES = {info.name: info.num_elements for info in INFOS}
 
 class Alone:
     num_workers, worker_index, device = 2, 0, "/device:CPU:0"
-
-
-def warnings_of(caplog, action):
-    absl_logging.get_absl_logger().addHandler(caplog.handler)
-    try:
-        with caplog.at_level(logging.WARNING, logger="absl"):
-            action()
-    finally:
-        absl_logging.get_absl_logger().removeHandler(caplog.handler)
-    return caplog.text
 
 
 # --- What is sent --------------------------------------------------------------------------------
