@@ -3,6 +3,7 @@
 
 import socket
 import sys
+import threading
 
 import pytest
 import tensorflow as tf
@@ -44,6 +45,19 @@ def test_who_does_not_answer_is_named(seen, addresses):
     assert "worker 0" not in note
     assert "start all workers again with the same command" in note
     assert seen == [error]
+
+
+@pytest.mark.parametrize("text", ["The collective took longer", "Connection reset by peer"])
+def test_who_still_accepts_while_it_dies_is_named(seen, text):
+    """A killed process's connections may be closed before the socket that it listens at."""
+    server = socket.create_server(("127.0.0.1", 0))
+    dying = f"127.0.0.1:{server.getsockname()[1]}"
+    lost_workers.explain_uncaught(Cluster("worker 0", {"worker 0": "", "worker 1": dying}))
+    death = threading.Timer(0.5, server.close)
+    death.start()
+    (note,) = notes_of(tf.errors.AbortedError(None, None, text))
+    death.join()
+    assert f"At this moment worker 1 at {dying} (Connection re" in note
 
 
 def test_nobody_is_accused_if_all_answer(seen, addresses):

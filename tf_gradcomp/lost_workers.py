@@ -8,6 +8,8 @@ it is met where all of them end up: where Python prints what nobody has caught.
 from __future__ import annotations
 
 import sys
+import time
+from collections.abc import Mapping
 from types import TracebackType
 
 import tensorflow as tf
@@ -26,6 +28,10 @@ _ERRORS = (
 )
 # Of these classes are errors that have nothing to do with other workers, too.
 _WORDS = ("ollective", "oordination")
+# The kernel closes a killed process's sockets one after another, connections often first: for a
+# moment it is known to be gone and still accepts.
+_DYING_SECONDS = 2.0
+_PAUSE_SECONDS = 0.2
 
 _cluster: Cluster | None = None
 _next_hook = sys.excepthook
@@ -39,9 +45,8 @@ def explain_uncaught(cluster: Cluster) -> None:
     _cluster = cluster
 
 
-def explanation(cluster: Cluster) -> str:
-    """Says who does not answer now, and how to go on."""
-    missing = reachability.unanswered(cluster.others)
+def _explanation(cluster: Cluster, missing: Mapping[str, str]) -> str:
+    """Says who does not answer, and how to go on."""
     if missing:
         verb = "do" if len(missing) > 1 else "does"
         finding = f"{reachability.listed(missing)} {verb} not answer; the log there may say why"
@@ -57,9 +62,19 @@ def explanation(cluster: Cluster) -> str:
     )
 
 
+def _missing(cluster: Cluster) -> dict[str, str]:
+    """Returns who does not answer, as soon as anybody does not; if nobody, after a while."""
+    deadline = time.monotonic() + _DYING_SECONDS
+    missing = reachability.unanswered(cluster.others)
+    while not missing and time.monotonic() < deadline:
+        time.sleep(_PAUSE_SECONDS)
+        missing = reachability.unanswered(cluster.others)
+    return missing
+
+
 def _hook(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
     if isinstance(error, _ERRORS) and _cluster is not None:
-        is_of_many = any(word in str(error) for word in _WORDS)
-        if is_of_many or reachability.unanswered(_cluster.others):
-            error.add_note(explanation(_cluster))
+        missing = _missing(_cluster)
+        if missing or any(word in str(error) for word in _WORDS):
+            error.add_note(_explanation(_cluster, missing))
     _next_hook(kind, error, traceback)
