@@ -494,7 +494,7 @@ RESUMED = {
     "window": Compression.from_spec(
         "identity:scope=layer,transport=all_reduce,controller=layer_window(period=3,budget=0.5)"
     ),
-    "lags": Compression.from_spec("topk:scope=layer,controller=lags(period=3)"),
+    "lags": Compression.from_spec("topk:scope=layer,controller=lags(period=5)"),
     "schedule": Compression("topk", (("density", half_cosine),), scope="layer"),
 }
 
@@ -1203,10 +1203,10 @@ def test_lags_decides_by_times_and_a_profile_merges_by_them(tmp_path):
     own, path = 0.02, tmp_path / "profile"
 
     def measure(collectives):
-        job, clock = lags_job(collectives, "scope=layer,controller=lags(period=2)")
+        job, clock = lags_job(collectives, "scope=layer,controller=lags(period=5)")
         assert set(job.densities().values()) == {own}
         assert job.reducer.profile() == ""
-        job.step(1)
+        job.steps(1, 2, 3, 4)
         decided = job.densities()
         setting = steering_of(job)._setting
         expected = lags.hidden_densities(
@@ -1219,14 +1219,17 @@ def test_lags_decides_by_times_and_a_profile_merges_by_them(tmp_path):
         assert [decided[name] for name in "cba"] == expected.tolist()
         assert len(set(expected)) == 3
         clock.ready = [1.0, 2.0, 3.0]
-        job.steps(2, 3, 4, 5)
-        assert job.densities() == decided
+        # Checked in turns with the codec's own density, and then kept.
+        checked = [decided, dict.fromkeys("abc", own)] * 2 + [decided]
+        for step, densities in enumerate([*checked, *[decided] * 6], 5):
+            assert job.densities() == densities
+            job.step(step)
         text = job.reducer.profile()
         job.reducer.measure_again()
         assert job.reducer._costs.num_again == 1
         assert set(job.densities().values()) == {own}
         assert job.reducer.profile() == ""
-        job.steps(6, 7, 8)
+        job.steps(*range(16, 21))
         assert set(job.densities().values()) != {own}
         return text, decided
 
@@ -1235,7 +1238,7 @@ def test_lags_decides_by_times_and_a_profile_merges_by_them(tmp_path):
     path.write_text(text)
 
     def go_on(collectives):
-        spec = f"topk:density={own},scope=layer,controller=lags(period=2,profile={path})"
+        spec = f"topk:density={own},scope=layer,controller=lags(period=5,profile={path})"
         fast = Job(collectives, spec, costs=Figures(bandwidth=3e5))
         slow = Job(collectives, spec, costs=Figures(latency=1.0))
         for job in (fast, slow):
@@ -1252,26 +1255,27 @@ def test_lags_gives_up_what_slows_steps_down_and_then_nothing_more_is_decided(mo
     monkeypatch.setattr(lags.Lags, "report", lambda *_: reports.append(1) or "")
 
     def work(collectives):
-        job, clock = lags_job(collectives, "scope=layer,controller=lags(period=2)")
-        job.step(1)
-        clock.step = 1.1
-        history = []
-        for step in range(2, 10):
-            job.step(step)
+        job, clock = lags_job(collectives, "scope=layer,controller=lags(period=5)")
+        job.steps(1, 2, 3, 4)
+        own, history = dict.fromkeys("abc", 0.02), []
+        for step in range(5, 25):
             history.append(job.densities())
+            job.step(step)
+            clock.step = 1.0 if history[-1] == own else 1.1
         assert len({tuple(densities.values()) for densities in history}) == 5
         before = collectives.words_sent
-        job.step(10)
+        job.step(25)
         in_between = collectives.words_sent - before
+        job.steps(26, 27, 28)
         before = collectives.words_sent
-        job.step(11)  # the last of a period
+        job.step(29)  # the last of a period
         assert collectives.words_sent - before == in_between
         # As after a stop.
-        other = Job(collectives, "topk:density=0.02,scope=layer,controller=lags(period=2)")
+        other = Job(collectives, "topk:density=0.02,scope=layer,controller=lags(period=5)")
         other.reducer.restore([as_saved(job)])
-        other.step(12)
+        other.step(30)
         assert float(steering_of(other)._final) == 1.0
-        return history[-1]
+        return job.densities()
 
     assert loopback.run_workers(2, work) == [dict.fromkeys("abc", 0.02)] * 2
     assert 0 < len(reports) <= 10
@@ -1279,11 +1283,11 @@ def test_lags_gives_up_what_slows_steps_down_and_then_nothing_more_is_decided(mo
 
 @pytest.mark.parametrize(("old", "new"), [(2, 3), (3, 2)])
 def test_lags_begins_anew_with_another_number_of_workers(old, new, caplog):
-    spec = "scope=layer,transport=all_gather,controller=lags(period=2)"
+    spec = "scope=layer,transport=all_gather,controller=lags(period=5)"
 
     def save(collectives):
         job, _ = lags_job(collectives, spec)
-        job.steps(1, 2, 3, 4)
+        job.steps(*range(1, 10))
         assert steering_of(job)._final.numpy() == 1
         return as_saved(job)
 
@@ -1357,8 +1361,8 @@ def test_estimates_are_of_what_is_sent(transport):
 
 def test_lags_stays_as_it_begins_where_nothing_is_measured(caplog):
     def work(collectives):
-        job = Job(collectives, "topk:density=0.02,scope=layer,controller=lags(period=2)")
-        job.steps(0, 1, 2)
+        job = Job(collectives, "topk:density=0.02,scope=layer,controller=lags(period=5)")
+        job.steps(*range(6))
         assert set(job.densities().values()) == {0.02}
         assert job.reducer.profile() == ""
 

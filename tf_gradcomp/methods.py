@@ -234,19 +234,20 @@ def omnireduce(density: float = 0.01, block: int = 256) -> Compression:
 def lags(
     density: float = 0.01,
     max_ratio: float = 1000.0,
-    period: int = 20,
+    period: int = 50,
     profile: str = "",
 ) -> Compression:
     """LAGS-SGD: top-k, with as much of each layer as back-propagation of the others hides.
 
-    If that makes steps longer than ``density`` for all layers does, it is less, or ``density``.
+    If that makes steps longer than ``density`` for all layers does, it is less, or ``density``:
+    steps with both are compared, in turns, in the second period and maybe three more.
     Layers of up to 8,192 elements share an exchange, unless a profile says what should.
 
     Args:
       density: share of the values kept until times are measured, and what to compare with, in
         (0, 1].
       max_ratio: what a layer keeps at least is its size over this.
-      period: exchanges over which times are measured, at least 2.
+      period: exchanges over which times are measured, at least 5.
       profile: path of a file that ``strategy.save_profile`` has written, to merge layers by.
 
     Source: Shi et al., ECAI 2020 (arXiv 1911.08727).

@@ -133,7 +133,7 @@ def random_settings(num_cases, seed):
         yield *random_setting(rng), float(rng.choice([1, 2, 3.5, 10, 1000]))
 
 
-def measured(ready, step=100.0, period=3):
+def measured(ready, step=100.0, period=5):
     """Returns what is measured in a period of steps that are all the same."""
     return {READY: np.tile(ready, (period, 1)), STEP: np.full(period - 1, step)}
 
@@ -141,6 +141,15 @@ def measured(ready, step=100.0, period=3):
 def decided(controller, setting, ready):
     """Returns the decision after a period in which all exchanges had these ready times."""
     return controller.decide(setting, controller.start(setting).state, measured(ready))
+
+
+def assert_checks(decision, setting):
+    """Asserts that exchanges have the densities that are tried and the codec's own, in turns."""
+    assert not decision.final
+    tried, own = decision.densities[0], np.full(len(setting.buckets), setting.density)
+    assert (tried != own).any()
+    for number, row in enumerate(decision.densities):
+        np.testing.assert_array_equal(row, own if number % 2 else tried)
 
 
 def bucket_times(setting, ready):
@@ -155,7 +164,7 @@ def bucket_times(setting, ready):
 def test_densities_are_the_highest_of_all_counts_that_are_hidden():
     num_hidden = num_capped = num_dense = 0
     for setting, ready, max_ratio in random_settings(400, seed=1):
-        decision = decided(Lags(2, max_ratio), setting, ready)
+        decision = decided(Lags(5, max_ratio), setting, ready)
         times = bucket_times(setting, ready)
         times.append(times[-1])
         for b, size in enumerate(setting.bucket_sizes()):
@@ -175,7 +184,7 @@ def test_densities_are_the_highest_of_all_counts_that_are_hidden():
             expected = max(hidden) if hidden else cheapest
             assert count(decision.densities[0, b], size) == expected
             assert decision.densities[0, b] == pytest.approx(expected / size, rel=1e-15)
-        np.testing.assert_array_equal(decision.densities, np.tile(decision.densities[0], (2, 1)))
+        assert_checks(decision, setting)
     assert num_hidden > 500
     assert num_capped > 500
     assert num_dense > 50
@@ -184,7 +193,7 @@ def test_densities_are_the_highest_of_all_counts_that_are_hidden():
 def test_exchanges_are_over_when_the_next_bucket_is_there():
     num_hidden = num_late = 0
     for setting, ready, max_ratio in random_settings(600, seed=2):
-        densities = decided(Lags(2, max_ratio), setting, ready).densities[0]
+        densities = decided(Lags(5, max_ratio), setting, ready).densities[0]
         times = bucket_times(setting, ready)
         messages = [setting.message_seconds(b, d) for b, d in enumerate(densities)]
         work = [setting.work_seconds(b, d) for b, d in enumerate(densities)]
@@ -237,19 +246,19 @@ def test_the_last_bucket_is_not_hidden():
 def test_one_bucket_has_the_largest_ratio():
     setting = make_setting([300, 700], [(0, 1)], latency=1)
     np.testing.assert_allclose(
-        decided(Lags(2, max_ratio=100), setting, np.array([3.0, 9.0])).densities[0], [0.01]
+        decided(Lags(5, max_ratio=100), setting, np.array([3.0, 9.0])).densities[0], [0.01]
     )
 
 
 def test_a_bucket_of_one_element_is_sent():
     setting = make_setting([1, 1], work=[5, 5])
-    np.testing.assert_array_equal(decided(Lags(2), setting, np.zeros(2)).densities[0], [1, 1])
+    np.testing.assert_array_equal(decided(Lags(5), setting, np.zeros(2)).densities[0], [1, 1])
 
 
 def test_all_is_sent_if_it_costs_nothing():
     setting = make_setting([10, 2000, 3], rate=0)
     np.testing.assert_array_equal(
-        decided(Lags(2), setting, np.array([1.0, 1.0, 2.0])).densities[0], [1, 1, 1]
+        decided(Lags(5), setting, np.array([1.0, 1.0, 2.0])).densities[0], [1, 1, 1]
     )
 
 
@@ -257,16 +266,17 @@ def test_all_is_sent_if_it_costs_nothing():
 
 
 def test_the_codecs_density_comes_first():
-    start = Lags(4).start(make_setting([10, 20], density=0.25))
-    np.testing.assert_array_equal(start.densities, np.full((4, 2), 0.25))
+    start = Lags(5).start(make_setting([10, 20], density=0.25))
+    np.testing.assert_array_equal(start.densities, np.full((5, 2), 0.25))
+    assert not start.final
 
 
 def test_a_slow_first_exchange_does_not_matter():
     setting, ready = make_setting([50, 50, 50]), np.array([10.0, 20.0, 60.0])
-    controller = Lags(period=4)
+    controller = Lags(period=5)
     usual = decided(controller, setting, ready)
-    rows = np.stack([1000 * ready + 7, ready, ready, ready])
-    steps = np.array([7000.0, 100.0, 100.0])
+    rows = np.stack([1000 * ready + 7, ready, ready, ready, ready])
+    steps = np.array([7000.0, 100.0, 100.0, 100.0])
     start = controller.start(setting).state
     slow = controller.decide(setting, start, {READY: rows, STEP: steps})
     np.testing.assert_array_equal(slow.densities, usual.densities)
@@ -274,20 +284,29 @@ def test_a_slow_first_exchange_does_not_matter():
     # The rows are used at all: a slow exchange that is all there is counts.
     once = controller.decide(setting, start, {READY: rows[:1], STEP: steps})
     assert (once.densities != usual.densities).any()
-    once = controller.decide(setting, start, {READY: rows, STEP: steps[:1]})
-    assert (once.state != usual.state).any()
+
+
+def test_densities_are_those_of_all_exchanges_after_the_check():
+    setting, controller = make_setting([50, 50]), Lags(6)
+    ready = np.array([0.0, 30.0])
+    checked = controller.decide(setting, controller.start(setting).state, measured(ready, period=6))
+    assert_checks(checked, setting)
+    found = controller.decide(setting, checked.state, measured(ready, period=6))
+    assert found.final
+    np.testing.assert_array_equal(found.densities, np.tile(checked.densities[0], (6, 1)))
 
 
 def test_densities_stay_until_the_state_is_that_of_the_start():
-    setting, controller = make_setting([50, 50]), Lags(2)
-    first = decided(controller, setting, np.array([0.0, 30.0]))
+    setting, controller = make_setting([50, 50]), Lags(5)
+    checked = decided(controller, setting, np.array([0.0, 30.0]))
     other = measured([0.0, 40.0])
-    second, third = first, None
+    first = controller.decide(setting, checked.state, other)
+    later = first
     for _ in range(3):
-        second, third = controller.decide(setting, second.state, other), second
-        np.testing.assert_array_equal(second.densities, first.densities)
-        assert second.final
-    np.testing.assert_array_equal(second.state, third.state)
+        later = controller.decide(setting, later.state, other)
+        np.testing.assert_array_equal(later.densities, first.densities)
+        np.testing.assert_array_equal(later.state, first.state)
+        assert later.final
     again = controller.decide(setting, controller.start(setting).state, other)
     assert not again.final
     np.testing.assert_allclose(again.densities[0], [40 / 50, 1 / 50])
@@ -295,9 +314,9 @@ def test_densities_stay_until_the_state_is_that_of_the_start():
 
 def test_deciding_changes_nothing_it_is_given():
     setting, ready, _ = next(random_settings(1, seed=4))
-    controller = Lags(3)
-    state, rows = controller.start(setting).state, np.tile(ready, (3, 1))
-    found = {READY: rows, STEP: np.ones(2)}
+    controller = Lags(5)
+    state, rows = controller.start(setting).state, np.tile(ready, (5, 1))
+    found = {READY: rows, STEP: np.ones(4)}
     given_state, given_rows = state.copy(), rows.copy()
     results = [controller.decide(setting, state, found) for _ in range(2)]
     np.testing.assert_array_equal(state, given_state)
@@ -310,21 +329,22 @@ def test_deciding_changes_nothing_it_is_given():
 
 
 def test_states_have_one_type_and_size():
-    setting, controller = make_setting([4, 5, 6], [(0, 1), (2,)]), Lags(2)
+    setting, controller = make_setting([4, 5, 6], [(0, 1), (2,)]), Lags(5)
     first = controller.start(setting)
     later = decided(controller, setting, np.array([1.0, 2.0, 3.0]))
-    for decision in (first, later):
-        assert decision.state.shape == (4 + 3 + 2,)
-        assert decision.densities.shape == (2, 2)
+    last = controller.decide(setting, later.state, measured(np.zeros(3)))
+    for decision in (first, later, last):
+        assert decision.state.shape == (5 + 3 + 2,)
+        assert decision.densities.shape == (5, 2)
         assert decision.state.dtype == decision.densities.dtype == np.float64
 
 
 def test_a_state_of_other_buckets_is_refused():
     setting = make_setting([4, 5, 6])
-    state = decided(Lags(2), setting, np.array([1.0, 2.0, 3.0])).state
+    state = decided(Lags(5), setting, np.array([1.0, 2.0, 3.0])).state
     other = dataclasses.replace(setting, buckets=((0, 1, 2),))
-    with pytest.raises(ValueError, match=r"in 1 buckets has 8 numbers, got .* shape \(10,\)"):
-        Lags(2).decide(other, state, measured(np.zeros(3)))
+    with pytest.raises(ValueError, match=r"in 1 buckets has 9 numbers, got .* shape \(11,\)"):
+        Lags(5).decide(other, state, measured(np.zeros(3)))
 
 
 # --- Checks --------------------------------------------------------------------------------------
@@ -334,54 +354,194 @@ class Machine:
     """Plays training: what an exchange does beside back-propagation takes time from it."""
 
     def __init__(self, setting, slowdown, compute=100.0):
-        self._setting, self._slowdown, self._compute = setting, slowdown, compute
+        self.setting, self._slowdown, self._compute = setting, slowdown, compute
         self.ready = np.linspace(20.0, 80.0, len(setting.variables))
 
     def step(self, densities):
         """Returns the seconds of a step, noise aside."""
         numbers = range(len(densities))
-        work = [self._setting.work_seconds(b, d) for b, d in enumerate(densities)]
-        messages = [self._setting.message_seconds(b, d) for b, d in enumerate(densities)]
+        work = [self.setting.work_seconds(b, d) for b, d in enumerate(densities)]
+        messages = [self.setting.message_seconds(b, d) for b, d in enumerate(densities)]
         busy = self._slowdown * sum(work[b] + messages[b] for b in numbers)
-        last = bucket_times(self._setting, self.ready)[-1]
+        last = bucket_times(self.setting, self.ready)[-1]
         return max(self._compute, last + work[-1] + messages[-1]) + busy
 
-    def train(self, controller, num_periods=9):
-        """Returns all decisions."""
-        decisions = [controller.start(self._setting)]
-        for _ in range(num_periods):
-            steps = [self.step(row) for row in decisions[-1].densities]
-            steps[0] *= 50  # as the first one of all
-            found = {READY: np.tile(self.ready, (len(steps), 1)), STEP: np.array(steps[:-1])}
-            decisions.append(controller.decide(self._setting, decisions[-1].state, found))
+    def train(self, controller, noise=None, num_periods=9):
+        """Returns all decisions.
+
+        ``noise`` is a function of the number of a period and the number of its steps, and returns
+        how much longer each of these is. By default, the first one is, as the first one of all.
+        """
+        decisions = [controller.start(self.setting)]
+        for number in range(num_periods):
+            steps = np.array([self.step(row) for row in decisions[-1].densities])
+            if noise:
+                steps *= noise(number, len(steps))
+            else:
+                steps[0] *= 50
+            found = {READY: np.tile(self.ready, (len(steps), 1)), STEP: steps[:-1]}
+            decisions.append(controller.decide(self.setting, decisions[-1].state, found))
         return decisions
 
 
-@pytest.mark.parametrize(
-    ("slowdown", "share", "period_of_end"), [(0.0, 1, 2), (0.08, 0.25, 4), (1.0, 0, 5)]
-)
-def test_what_slows_steps_down_is_given_up(slowdown, share, period_of_end):
-    setting = make_setting([2000] * 5, rate=0.01, density=0.01)
-    machine = Machine(setting, slowdown)
+def make_machine(slowdown):
+    return Machine(make_setting([2000] * 5, rate=0.01, density=0.01), slowdown)
+
+
+# How much the hiding time makes steps longer, and the share of it that should be used.
+MACHINES = [(0.0, 1), (0.08, 0.25), (1.0, 0)]
+
+
+@pytest.mark.parametrize(("slowdown", "share"), MACHINES)
+def test_what_slows_steps_down_is_given_up(slowdown, share):
+    machine = make_machine(slowdown)
+    setting, own_density = machine.setting, np.full(5, 0.01)
     decisions = machine.train(Lags(6))
-    assert [d.final for d in decisions].index(True) == period_of_end
     last = decisions[-1]
-    np.testing.assert_array_equal(last.densities, decisions[period_of_end].densities)
-    np.testing.assert_array_equal(last.state, decisions[period_of_end].state)
-    own = machine.step(np.full(5, 0.01))
+    end = {1: 2, 0.25: 4, 0: 5}[share]
+    assert [d.final for d in decisions].index(True) == end
+    for decision in decisions[1:end]:
+        assert_checks(decision, setting)
+    for decision in decisions[end:]:
+        np.testing.assert_array_equal(decision.densities, np.tile(last.densities[0], (6, 1)))
+        np.testing.assert_array_equal(decision.state, last.state)
+    own = machine.step(own_density)
     assert machine.step(last.densities[0]) <= 1.02 * own
     report = lags.report(setting, last.state)
     assert (report.share, report.own_seconds, report.is_done) == (share, own, True)
+    checked = decisions[end - 1].densities[0]
+    assert report.checked_share == (share or 0.125)
+    assert report.step_seconds == pytest.approx(machine.step(checked), rel=1e-12)
     if share:
         hiding = share * np.array([15.0, 15, 15, 15, 0])
         expected = lags.hidden_densities(
             hiding, setting.sizes, setting.work_seconds, setting.message_seconds, 1000.0
         )
         np.testing.assert_array_equal(last.densities[0], expected)
-        assert report.step_seconds == machine.step(expected)
+        np.testing.assert_array_equal(checked, expected)
     else:
-        np.testing.assert_array_equal(last.densities, np.full((6, 5), 0.01))
+        np.testing.assert_array_equal(last.densities[0], own_density)
         assert report.step_seconds > 1.02 * own
+
+
+def slow_start(number, num_steps):
+    return np.full(num_steps, 1 if number else 3)
+
+
+def quick_start(number, num_steps):
+    return np.full(num_steps, 1 if number else 0.5)
+
+
+def drift_up(number, num_steps):
+    return 1 + 0.5 * np.arange(num_steps) / num_steps
+
+
+def drift_down(number, num_steps):
+    return drift_up(number, num_steps)[::-1]
+
+
+def other_job(number, num_steps):
+    """Begins amid each period."""
+    return np.where(np.arange(num_steps) < 0.4 * num_steps, 1, 1.3)
+
+
+def outliers(number, num_steps):
+    rng = np.random.default_rng(number)
+    return np.where(rng.random(num_steps) < 0.2, rng.uniform(1.5, 3, num_steps), 1)
+
+
+def all_at_once(number, num_steps):
+    """As on a busy machine, whose speed is another in each run."""
+    rng = np.random.default_rng(number)
+    noise = np.exp(0.02 * rng.standard_normal(num_steps))
+    return (
+        noise
+        * outliers(number, num_steps)
+        * drift_down(number, num_steps)
+        * slow_start(number, num_steps)
+    )
+
+
+@pytest.mark.parametrize(("slowdown", "share"), MACHINES)
+@pytest.mark.parametrize(
+    "noise", [slow_start, quick_start, drift_up, drift_down, other_job, outliers, all_at_once]
+)
+def test_what_else_slows_steps_down_does_not_matter(noise, slowdown, share):
+    machine = make_machine(slowdown)
+    last = machine.train(Lags(), noise)[-1]
+    expected = machine.train(Lags())[-1]
+    assert last.final
+    np.testing.assert_array_equal(last.densities, expected.densities)
+    assert lags.report(machine.setting, last.state).share == share
+
+
+@pytest.mark.parametrize("slow", range(4))
+def test_one_slow_step_does_not_matter_in_the_shortest_check(slow):
+    def noise(number, num_steps):
+        return np.where(np.arange(num_steps) == slow, 10, 1)
+
+    for slowdown, share in MACHINES:
+        machine = make_machine(slowdown)
+        last = machine.train(Lags(5), noise)[-1]
+        assert lags.report(machine.setting, last.state).share == share
+
+
+@pytest.mark.parametrize(("ratio", "is_slower"), [(0.9, 0), (1.0, 0), (1.05, 1), (1.12, 1)])
+def test_noise_seldom_misleads(ratio, is_slower):
+    rng = np.random.default_rng(11)
+    num_right = 0
+    is_tried = Lags()._is_tried()[:-1]
+    for _ in range(200):
+        steps = np.exp(0.03 * rng.standard_normal(len(is_tried)))
+        steps *= np.where(rng.random(len(steps)) < 0.1, rng.uniform(1.5, 3, len(steps)), 1)
+        tried, own = lags.compared_seconds(steps * np.where(is_tried, ratio, 1), is_tried)
+        num_right += (tried > 1.02 * own) == is_slower
+    assert num_right >= 180
+
+
+def test_what_is_compared_by_hand():
+    is_tried = np.array([True, False] * 3)[:5]
+    # In the first run 9 and 7, in the second one 8 and 7.
+    found = lags.compared_seconds(np.array([9.0, 7, 10, 20, 8]), is_tried)
+    assert found == (7 + (2 + 1) / 2, 7)
+
+
+def test_the_codecs_own_density_needs_no_check():
+    # Both the cap and the codec's density are a hundredth.
+    setting = make_setting([300, 700], [(0, 1)], latency=1)
+    decision = decided(Lags(5, max_ratio=100), setting, np.array([3.0, 9.0]))
+    assert decision.final
+    np.testing.assert_array_equal(decision.densities, np.full((5, 1), 0.01))
+    text = Lags(5, max_ratio=100).report(setting, decision.state)
+    assert text == "LAGS: a density of 0.01 for all is what the hiding time asks for, and stays"
+
+
+def test_less_that_is_the_codecs_own_density_needs_no_check():
+    setting, controller = make_setting([100, 100], density=0.1), Lags(5, max_ratio=10)
+    checked = decided(controller, setting, np.array([0.0, 15.0]))
+    np.testing.assert_allclose(checked.densities[:2], [[0.15, 0.1], [0.1, 0.1]])
+    slower = measured(np.zeros(2))
+    slower[STEP][::2] *= 1.1
+    found = controller.decide(setting, checked.state, slower)
+    assert found.final
+    np.testing.assert_array_equal(found.densities, np.full((5, 2), 0.1))
+    report = lags.report(setting, found.state)
+    assert (report.share, report.checked_share) == (0, 1)
+
+
+def test_densities_that_are_the_same_with_less_are_not_checked_twice():
+    # Nothing is hidden with any share: the cap.
+    setting, controller = make_setting([300, 700], latency=100), Lags(5, max_ratio=50)
+    checked = decided(controller, setting, np.array([3.0, 9.0]))
+    assert_checks(checked, setting)
+    slower = measured(np.array([3.0, 9.0]))
+    slower[STEP][::2] *= 1.1
+    found = controller.decide(setting, checked.state, slower)
+    assert found.final
+    np.testing.assert_array_equal(found.densities, np.full((5, 2), 0.01))
+    report = lags.report(setting, found.state)
+    assert (report.share, report.checked_share, report.own_seconds) == (0, 1, 100)
+    assert report.step_seconds == pytest.approx(110)
 
 
 def test_random_machines_end_with_steps_no_longer_than_with_the_codecs_density():
@@ -398,21 +558,23 @@ def test_random_machines_end_with_steps_no_longer_than_with_the_codecs_density()
 
 
 def test_reports_say_what_was_checked():
-    setting = make_setting([2000] * 5, rate=0.01, density=0.01)
     controller = Lags(6)
-    texts = [
-        controller.report(setting, d.state) for d in Machine(setting, 0.08).train(controller)[:5]
-    ]
+
+    def texts_of(slowdown):
+        machine = make_machine(slowdown)
+        return [controller.report(machine.setting, d.state) for d in machine.train(controller)]
+
+    texts = texts_of(0.08)
     assert texts[0] == ""
     assert texts[1].startswith("LAGS, with 1 of the hiding time; a bucket's exchange")
     assert texts[2].startswith("LAGS: with 1 of the hiding time a step took ")
+    assert "ms, with a density of 0.01 for all in the same period " in texts[2]
     assert "\nLAGS, with 0.5 of the hiding time; a bucket's" in texts[2]
     assert texts[4].startswith("LAGS: with 0.25 of the hiding time a step took ")
     assert texts[4].endswith("these densities stay")
-    (*_, last) = Machine(setting, 1.0).train(controller)
-    text = controller.report(setting, last.state)
-    assert text.startswith("LAGS: with 0.125 of the hiding time a step took ")
-    assert text.endswith("the latter densities stay")
+    (*_, last) = texts_of(1.0)
+    assert last.startswith("LAGS: with 0.125 of the hiding time a step took ")
+    assert last.endswith("the latter densities stay")
 
 
 # --- Speed-ups -----------------------------------------------------------------------------------
@@ -420,7 +582,7 @@ def test_reports_say_what_was_checked():
 
 def test_no_timeline_gains_more_than_the_largest_speedup():
     for setting, ready, max_ratio in random_settings(300, seed=5):
-        densities = decided(Lags(2, max_ratio), setting, ready).densities[0]
+        densities = decided(Lags(5, max_ratio), setting, ready).densities[0]
         times = bucket_times(setting, ready)
         messages = [setting.message_seconds(b, d) for b, d in enumerate(densities)]
         end = played(times, [0] * len(times), messages)[-1]
@@ -471,8 +633,9 @@ def test_timelines_are_those_that_are_played():
 def test_a_report_by_hand():
     setting = make_setting([10, 20, 40], work=[1, 2, 3], latency=1)
     ready = np.array([4.0, 10.0, 11.0])
-    found = lags.report(setting, decided(Lags(2, max_ratio=20), setting, ready).state)
-    assert (found.share, found.own_seconds, found.step_seconds, found.is_done) == (1, 100, 0, False)
+    found = lags.report(setting, decided(Lags(5, max_ratio=20), setting, ready).state)
+    assert (found.share, found.checked_share, found.is_done) == (1, 0, False)
+    assert (found.own_seconds, found.step_seconds) == (0, 0)
     # Hidden: 6 seconds less 1 of work and 1 of latency are 4 elements of 10.
     assert found.buckets == (
         (6, 1, 5, 0.4, True),
@@ -486,7 +649,7 @@ def test_a_report_by_hand():
 
 def test_reports_are_those_of_played_timelines():
     for setting, ready, max_ratio in random_settings(100, seed=7):
-        found = lags.report(setting, decided(Lags(2, max_ratio), setting, ready).state)
+        found = lags.report(setting, decided(Lags(5, max_ratio), setting, ready).state)
         times = bucket_times(setting, ready)
         work = [bucket.work for bucket in found.buckets]
         own = played(times, work, [bucket.message for bucket in found.buckets])[-1]
@@ -612,18 +775,18 @@ def write(tmp_path):
 
 def test_a_profile_says_what_was_measured(write):
     setting, ready = make_setting([50, 60, 70], [(0, 1), (2,)]), np.array([0.1, 0.3, 30.7])
-    state = decided(Lags(2), setting, ready).state
-    controller = Lags(2, profile=write(lags.profile_text(setting, state)))
+    state = decided(Lags(5), setting, ready).state
+    controller = Lags(5, profile=write(lags.profile_text(setting, state)))
     assert dict(controller.ready_seconds) == dict(zip(setting.variables, ready, strict=True))
-    assert Lags(2).profile_text(setting, state) == lags.profile_text(setting, state)
+    assert Lags(5).profile_text(setting, state) == lags.profile_text(setting, state)
 
 
 def test_what_is_measured_decides_with_a_profile_too(write):
     setting, ready = make_setting([50, 60], density=0.25), np.array([1.0, 26.0])
     path = write('{"format": 1, "ready_seconds": {"layer_0/kernel": 1, "layer_1/kernel": 11}}')
-    controller = Lags(2, profile=path)
+    controller = Lags(5, profile=path)
     # The codec's own density is measured first.
-    np.testing.assert_array_equal(controller.start(setting).densities, np.full((2, 2), 0.25))
+    np.testing.assert_array_equal(controller.start(setting).densities, np.full((5, 2), 0.25))
     assert decided(controller, setting, ready).densities[0, 0] == 25 / 50
 
 
@@ -640,7 +803,7 @@ def test_profiles_are_joined_by_variable():
 def test_a_profile_of_other_variables_is_not_used(write, caplog):
     setting = make_setting([50, 60], density=0.25)
     controller = Lags(
-        2, profile=write('{"format": 1, "ready_seconds": {"layer_0/kernel": 1, "other": 2}}')
+        5, profile=write('{"format": 1, "ready_seconds": {"layer_0/kernel": 1, "other": 2}}')
     )
     absl_logging.get_absl_logger().addHandler(caplog.handler)
     try:
@@ -753,10 +916,10 @@ def test_names_of_a_profile_must_differ():
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"period": 0}, "period must be an integer, at least 2, got 0"),
-        ({"period": 1}, "period must be an integer, at least 2, got 1"),
-        ({"period": True}, "period must be an integer, at least 2, got True"),
-        ({"period": 2.0}, "period must be an integer, at least 2, got 2.0"),
+        ({"period": 0}, "period must be an integer, at least 5, got 0"),
+        ({"period": 4}, "period must be an integer, at least 5, got 4"),
+        ({"period": True}, "period must be an integer, at least 5, got True"),
+        ({"period": 5.0}, "period must be an integer, at least 5, got 5.0"),
         ({"max_ratio": 0.5}, "max_ratio must be a number in [1, 1e9], got 0.5"),
         ({"max_ratio": math.nan}, "max_ratio must be a number in [1, 1e9], got nan"),
         ({"max_ratio": math.inf}, "max_ratio must be a number in [1, 1e9], got inf"),
@@ -771,14 +934,14 @@ def test_fields_are_checked(fields, message):
 
 
 def test_fields_are_compared_and_what_was_read_is_not(write):
-    assert Lags(20, 1000) == Lags() != Lags(max_ratio=10)
+    assert Lags(50, 1000) == Lags() != Lags(max_ratio=10)
     path = write('{"format": 1, "ready_seconds": {"a": 1}}')
     before = Lags(profile=path)
     write('{"format": 1, "ready_seconds": {"a": 2}}')
     after = Lags(profile=path)
     assert before == after and hash(before) == hash(after)
     assert (before.ready_seconds, after.ready_seconds) == ({"a": 1}, {"a": 2})
-    assert repr(after) == f"Lags(period=20, max_ratio=1000.0, profile={path!r})"
+    assert repr(after) == f"Lags(period=50, max_ratio=1000.0, profile={path!r})"
     assert [field.name for field in dataclasses.fields(after)] == ["period", "max_ratio", "profile"]
 
 

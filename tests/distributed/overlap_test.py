@@ -14,7 +14,7 @@ SPECS = [
     "natural:scope=layer",
     "acpsgd:rank=1,scope=layer",
     "dct:scope=layer",
-    "topk:density=0.01,scope=layer,controller=lags(period=2)",
+    "topk:density=0.01,scope=layer,controller=lags(period=5)",
     "topk:density=0.01,scope=layer,controller=layer_window(budget=0.5,period=2)",
     "none",
 ]

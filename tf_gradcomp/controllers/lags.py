@@ -4,7 +4,8 @@
 Gradients of the last layers are there first, and travel while those below are still computed.
 So the density of each bucket is the highest one with which its exchange is over when the next
 bucket is there. What that takes is measured once, over the first period. What it comes to is
-measured, too: densities that make steps slower are given up.
+measured, too, against steps with the codec's own density in between: densities that make steps
+slower are given up.
 
 Source: Shi et al., "Layer-wise Adaptive Gradient Sparsification for Distributed Deep Learning
 with Convergence Guarantees", ECAI 2020, arXiv 1911.08727. Merging is that of Shi et al.,
@@ -25,16 +26,18 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from absl import logging
+from numpy.lib.stride_tricks import sliding_window_view
 
 from tf_gradcomp import specs
 from tf_gradcomp.controllers import base
 
 PROFILE_FORMAT = 1
 _MAX_RATIO = 1e9  # more elements than any bucket has
-# Shares of the hiding time that are tried, one after the other; 0 for the codec's own density.
-_SHARES = (1.0, 0.5, 0.25, 0.125, 0.0)
+# Shares of the hiding time that are tried, one after the other.
+_SHARES = (1.0, 0.5, 0.25, 0.125)
 _NOTICEABLE = 1.02  # more time than this factor is no noise
-# What the period at hand is for: to measure the codec's own density, or one of the shares.
+_RUN = 4  # steps that are compared with each other: two with each of two densities
+# What the period at hand is for: to measure ready times, or to check a share.
 _STAGES = ("measuring", "checking", "done")
 
 
@@ -42,19 +45,20 @@ _STAGES = ("measuring", "checking", "done")
 class Lags(base.Controller):
     """Chooses densities with which exchanges are hidden under back-propagation.
 
-    In the first period, each bucket has the codec's own density, and two things are measured: when
-    gradients are ready, and how long a step takes. Ready times then decide on densities. If steps
-    of the next period are noticeably longer, half of the hiding time decides, then a quarter and an
-    eighth, each for a period; if these are of no use either, the codec's own density comes back.
-    The densities then stay, until the state is set to that of the start again.
+    In the first period, each bucket has the codec's own density, and it is measured when gradients
+    are ready. That decides on densities. In the next period, every other exchange has them, and
+    those in between the codec's own. If steps with them are noticeably longer, half of the hiding
+    time decides, then a quarter and an eighth, each checked in a period; if these are of no use
+    either, the codec's own density comes back. The densities then stay, for all exchanges, until
+    the state is set to that of the start again.
 
     A profile tells how variables are merged to buckets, which is fixed before anything is measured.
     A file that lacks any of the variables is not used.
 
     Attributes:
-      period: exchanges over which times are measured, at least 2: a step ends when the next one
-        starts. From 4 on, slow first exchanges do not matter: ready times are medians, and the
-        shortest step counts.
+      period: exchanges over which times are measured, at least 5: a step ends when the next one
+        starts, and there must be two steps with either densities, lest a slow one decides. The more
+        there are, the less noise matters; `docs/methods/lags.md` has figures.
       max_ratio: a bucket of ``n`` elements keeps at least ``n / max_ratio`` of them, even if that
         is not hidden; from 1 to 1e9.
       profile: path of a file with ready times, as ``profile_text`` writes it; empty for none. It
@@ -64,7 +68,7 @@ class Lags(base.Controller):
       ValueError: a field is out of range, or the file is not a profile.
     """
 
-    period: int = 20
+    period: int = 50
     max_ratio: float = 1000.0
     profile: str = ""
 
@@ -72,8 +76,10 @@ class Lags(base.Controller):
     checks_assumption = True
 
     def __post_init__(self) -> None:
-        if isinstance(self.period, bool) or not isinstance(self.period, int) or self.period < 2:
-            raise ValueError(f"lags: period must be an integer, at least 2, got {self.period!r}")
+        if isinstance(self.period, bool) or not isinstance(self.period, int) or self.period <= _RUN:
+            raise ValueError(
+                f"lags: period must be an integer, at least {_RUN + 1}, got {self.period!r}"
+            )
         if not _is_number(self.max_ratio) or not 1 <= self.max_ratio <= _MAX_RATIO:
             raise ValueError(
                 f"lags: max_ratio must be a number in [1, 1e9], got {self.max_ratio!r}"
@@ -99,30 +105,25 @@ class Lags(base.Controller):
 
     def start(self, setting: base.Setting) -> base.Decision:
         ready = np.zeros(len(setting.variables))
-        densities = self._own_densities(setting)
-        return self._decision(_State("measuring", 0.0, 0.0, 0.0, ready, densities))
+        state = _State("measuring", 0.0, 0.0, 0.0, 0.0, ready, self._own_densities(setting))
+        return self._decision(setting, state)
 
     def decide(
         self, setting: base.Setting, state: np.ndarray, measured: Mapping[str, np.ndarray]
     ) -> base.Decision:
         known = _State.unpack(setting, state)
-        if known.stage == "done":
-            return self._decision(known)
-        # The first steps of a run are slow, and whatever else goes on can only add to any of them.
-        step_seconds = float(np.min(measured[base.STEP]))
         if known.stage == "measuring":
-            ready = np.median(measured[base.READY], axis=0)
-            known = known._replace(stage="checking", own_seconds=step_seconds, ready=ready)
-            return self._decision(self._with_share(setting, known, _SHARES[0]))
-        known = known._replace(step_seconds=step_seconds)
-        if known.is_slower:
-            slower = known.densities
-            for share in _SHARES[_SHARES.index(known.share) + 1 :]:
-                known = self._with_share(setting, known, share)
-                if not np.array_equal(known.densities, slower):
-                    break
-            return self._decision(known)
-        return self._decision(known._replace(stage="done"))
+            known = known._replace(ready=np.median(measured[base.READY], axis=0))
+            known = self._with_first_of(setting, known, _SHARES)
+        elif known.stage == "checking":
+            tried, own = compared_seconds(measured[base.STEP], self._is_tried()[:-1])
+            known = known._replace(checked_share=known.share, own_seconds=own, step_seconds=tried)
+            if known.is_slower:
+                smaller = _SHARES[_SHARES.index(known.share) + 1 :]
+                known = self._with_first_of(setting, known, smaller)
+            else:
+                known = known._replace(stage="done")
+        return self._decision(setting, known)
 
     def report(self, setting: base.Setting, state: np.ndarray) -> str:
         found = report(setting, state)
@@ -162,25 +163,40 @@ class Lags(base.Controller):
             return None
         return np.array([self.ready_seconds[name] for name in variables])
 
-    def _with_share(self, setting: base.Setting, known: _State, share: float) -> _State:
-        """Returns the state with densities that a share of the hiding time allows."""
-        if not share:
-            densities = self._own_densities(setting)
-            return known._replace(stage="done", share=share, densities=densities)
-        densities = hidden_densities(
-            share * hiding_seconds(bucket_ready(setting, known.ready)),
-            setting.bucket_sizes(),
-            setting.work_seconds,
-            setting.message_seconds,
-            self.max_ratio,
-        )
-        return known._replace(share=share, densities=densities)
+    def _with_first_of(
+        self, setting: base.Setting, known: _State, shares: Sequence[float]
+    ) -> _State:
+        """Returns the state with other densities, of the first share that has any, to check them.
+
+        Without any, and where they are the codec's own, those stay.
+        """
+        own = self._own_densities(setting)
+        hiding = hiding_seconds(bucket_ready(setting, known.ready))
+        for share in shares:
+            densities = hidden_densities(
+                share * hiding,
+                setting.bucket_sizes(),
+                setting.work_seconds,
+                setting.message_seconds,
+                self.max_ratio,
+            )
+            if np.array_equal(densities, own):
+                break
+            if not np.array_equal(densities, known.densities):
+                return known._replace(stage="checking", share=share, densities=densities)
+        return known._replace(stage="done", share=0.0, densities=own)
 
     def _own_densities(self, setting: base.Setting) -> np.ndarray:
         return np.full(len(setting.buckets), float(setting.density))
 
-    def _decision(self, state: _State) -> base.Decision:
+    def _is_tried(self) -> np.ndarray:
+        """Returns whether the densities at hand are those of each exchange of a check."""
+        return np.arange(self.period) % 2 == 0
+
+    def _decision(self, setting: base.Setting, state: _State) -> base.Decision:
         rows = np.tile(state.densities, (self.period, 1))
+        if state.stage == "checking":
+            rows[~self._is_tried()] = self._own_densities(setting)
         return base.Decision(state.pack(), rows, state.stage == "done")
 
 
@@ -189,15 +205,18 @@ class _State(NamedTuple):
 
     Attributes:
       stage: one of ``_STAGES``.
-      share: of the hiding time, one of ``_SHARES``, with which densities were chosen.
-      own_seconds: the shortest of the steps with the codec's own density; 0 before it is measured.
-      step_seconds: the same with the densities that were checked last; 0 before any were.
+      share: of the hiding time, one of ``_SHARES``, with which densities were chosen; 0 for the
+        codec's own density.
+      checked_share: that of the densities that were checked last; 0 before any were.
+      own_seconds: what steps with the codec's own density took beside these; 0 before any.
+      step_seconds: what steps with these took; 0 before any.
       ready: float64 ``[V]``, seconds; 0 before they are measured.
       densities: float64 ``[B]``.
     """
 
     stage: str
     share: float
+    checked_share: float
     own_seconds: float
     step_seconds: float
     ready: np.ndarray
@@ -209,9 +228,9 @@ class _State(NamedTuple):
         return self.step_seconds > _NOTICEABLE * self.own_seconds
 
     def pack(self) -> np.ndarray:
-        """Returns all of it, float64 ``[4 + V + B]``."""
-        figures = [_STAGES.index(self.stage), self.share, self.own_seconds, self.step_seconds]
-        return np.concatenate([figures, self.ready, self.densities])
+        """Returns all of it, float64 ``[5 + V + B]``."""
+        stage, *figures, ready, densities = self
+        return np.concatenate([[_STAGES.index(stage), *figures], ready, densities])
 
     @classmethod
     def unpack(cls, setting: base.Setting, state: np.ndarray) -> _State:
@@ -221,15 +240,37 @@ class _State(NamedTuple):
           ValueError: it is of other variables or buckets.
         """
         num_variables, num_buckets = len(setting.variables), len(setting.buckets)
-        if np.shape(state) != (4 + num_variables + num_buckets,):
+        if np.shape(state) != (5 + num_variables + num_buckets,):
             raise ValueError(
                 f"lags: a state of {num_variables} variables in {num_buckets} buckets has "
-                f"{4 + num_variables + num_buckets} numbers, got an array of shape "
+                f"{5 + num_variables + num_buckets} numbers, got an array of shape "
                 f"{np.shape(state)}"
             )
-        stage, share, own_seconds, step_seconds = map(float, state[:4])
-        ready, densities = np.split(state[4:], [num_variables])
-        return cls(_STAGES[int(stage)], share, own_seconds, step_seconds, ready, densities)
+        stage, share, checked, own_seconds, step_seconds = map(float, state[:5])
+        ready, densities = np.split(state[5:], [num_variables])
+        return cls(_STAGES[int(stage)], share, checked, own_seconds, step_seconds, ready, densities)
+
+
+# --- Checks --------------------------------------------------------------------------------------
+
+
+def compared_seconds(steps: np.ndarray, is_tried: np.ndarray) -> tuple[float, float]:
+    """Returns what steps take with the densities that are tried, and with the codec's own.
+
+    In each run of four steps that follow each other there are two of each. The shorter ones of
+    these are compared, as whatever else goes on can only make a step longer. The median over all
+    runs counts, so that it does not matter where steps become slower or quicker in the course of
+    the period, either.
+
+    Args:
+      steps: float64 ``[N]``, seconds; at least 4 of them.
+      is_tried: bool ``[N]``, which steps had the densities that are tried.
+    """
+    runs, of_tried = (sliding_window_view(values, _RUN) for values in (steps, is_tried))
+    tried = np.min(runs, axis=1, where=of_tried, initial=np.inf)
+    own = np.min(runs, axis=1, where=~of_tried, initial=np.inf)
+    own_seconds = float(np.median(own))
+    return own_seconds + float(np.median(tried - own)), own_seconds
 
 
 # --- Densities -----------------------------------------------------------------------------------
@@ -442,11 +483,11 @@ class Report(NamedTuple):
     """What was decided, what it should gain by the model, and what it does.
 
     Attributes:
-      share: of the hiding time, with which densities were chosen; 0 for the codec's own density,
-        which has come back.
-      own_seconds: what a step takes with the codec's own density.
-      step_seconds: what a step takes with the densities that were checked last; 0 if none were yet.
-      is_done: whether the densities stay as they are.
+      share: of the hiding time, with which densities were chosen; 0 for the codec's own density.
+      checked_share: that of the densities that were checked last; 0 if none were.
+      own_seconds: what a step took with the codec's own density, in the same period; 0 if none.
+      step_seconds: what a step took with the densities that were checked last; 0 if none were.
+      is_done: whether the densities stay as they are, or are checked next.
       buckets: of each bucket, in the order of exchange.
       largest_speedup: that of ``largest_speedup``. The time until the first bucket is there
         counts as the forward pass, and the time from then to the last one as back-propagation.
@@ -455,6 +496,7 @@ class Report(NamedTuple):
     """
 
     share: float
+    checked_share: float
     own_seconds: float
     step_seconds: float
     is_done: bool
@@ -462,22 +504,19 @@ class Report(NamedTuple):
     largest_speedup: float
     dense_speedup: float
 
-    @property
-    def checked_share(self) -> float:
-        """The share of the hiding time with which a step takes ``step_seconds``."""
-        is_of_now = self.is_done and self.share
-        return self.share if is_of_now else _SHARES[max(_SHARES.index(self.share) - 1, 0)]
-
     def text(self, setting: base.Setting) -> str:
         """Returns a table for people."""
+        own = f"a density of {setting.density:.3g} for all"
+        if self.is_done and not self.checked_share:
+            return f"LAGS: {own} is what the hiding time asks for, and stays"
         compared = (
-            f"with {self.checked_share:.3g} of the hiding time a step took "
-            f"{1e3 * self.step_seconds:.1f} ms, with a density of {setting.density:.3g} for all "
+            f"LAGS: with {self.checked_share:.3g} of the hiding time a step took "
+            f"{1e3 * self.step_seconds:.1f} ms, with {own} in the same period "
             f"{1e3 * self.own_seconds:.1f} ms"
         )
         if self.is_done:
-            return f"LAGS: {compared}; {'these' if self.share else 'the latter'} densities stay"
-        lines = [f"LAGS: {compared}"] if self.step_seconds else []
+            return f"{compared}; {'these' if self.share else 'the latter'} densities stay"
+        lines = [compared] if self.checked_share else []
         lines.append(
             f"LAGS, with {self.share:.3g} of the hiding time; a bucket's exchange and what hides "
             "it, in ms:"
@@ -527,6 +566,7 @@ def report(setting: base.Setting, state: np.ndarray) -> Report | None:
     dense_end = exchange_ends(ready, [0.0] * len(dense), dense)[-1]
     return Report(
         known.share,
+        known.checked_share,
         known.own_seconds,
         known.step_seconds,
         known.stage == "done",

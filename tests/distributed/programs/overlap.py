@@ -18,7 +18,7 @@ import tf_gradcomp as tfgc
 from tf_gradcomp.distribute import compat
 
 keras = tf.keras
-NUM_STEPS = 5
+NUM_STEPS = 8
 # Of a layer with 2,048 inputs, that alone fills one of the buckets of 32 MiB of dense gradients.
 WIDTH_FOR_A_DENSE_BUCKET = 4100
 
