@@ -1220,7 +1220,8 @@ def test_lags_decides_by_times_and_a_profile_merges_by_them(tmp_path):
         assert len(set(expected)) == 3
         clock.ready = [1.0, 2.0, 3.0]
         # Checked in turns with the codec's own density, and then kept.
-        checked = [decided, dict.fromkeys("abc", own)] * 2 + [decided]
+        others = dict.fromkeys("abc", own)
+        checked = [decided, others, others, decided, decided]
         for step, densities in enumerate([*checked, *[decided] * 6], 5):
             assert job.densities() == densities
             job.step(step)

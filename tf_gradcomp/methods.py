@@ -234,7 +234,7 @@ def omnireduce(density: float = 0.01, block: int = 256) -> Compression:
 def lags(
     density: float = 0.01,
     max_ratio: float = 1000.0,
-    period: int = 50,
+    period: int = 48,
     profile: str = "",
 ) -> Compression:
     """LAGS-SGD: top-k, with as much of each layer as back-propagation of the others hides.

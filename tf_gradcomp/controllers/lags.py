@@ -36,6 +36,9 @@ _MAX_RATIO = 1e9  # more elements than any bucket has
 # Shares of the hiding time that are tried, one after the other.
 _SHARES = (1.0, 0.5, 0.25, 0.125)
 _NOTICEABLE = 1.02  # more time than this factor is no noise
+# Which exchanges of a check have the densities that are tried, again and again. The next but one to
+# each has the other densities: so what makes every second step longer does so to both alike.
+_ORDER = (True, False, False, True)
 _RUN = 4  # steps that are compared with each other: two with each of two densities
 # What the period at hand is for: to measure ready times, or to check a share.
 _STAGES = ("measuring", "checking", "done")
@@ -46,7 +49,7 @@ class Lags(base.Controller):
     """Chooses densities with which exchanges are hidden under back-propagation.
 
     In the first period, each bucket has the codec's own density, and it is measured when gradients
-    are ready. That decides on densities. In the next period, every other exchange has them, and
+    are ready. That decides on densities. In the next period, half of the exchanges have them, and
     those in between the codec's own. If steps with them are noticeably longer, half of the hiding
     time decides, then a quarter and an eighth, each checked in a period; if these are of no use
     either, the codec's own density comes back. The densities then stay, for all exchanges, until
@@ -68,7 +71,7 @@ class Lags(base.Controller):
       ValueError: a field is out of range, or the file is not a profile.
     """
 
-    period: int = 50
+    period: int = 48
     max_ratio: float = 1000.0
     profile: str = ""
 
@@ -190,8 +193,8 @@ class Lags(base.Controller):
         return np.full(len(setting.buckets), float(setting.density))
 
     def _is_tried(self) -> np.ndarray:
-        """Returns whether the densities at hand are those of each exchange of a check."""
-        return np.arange(self.period) % 2 == 0
+        """Returns whether each exchange of a check has the densities that are tried."""
+        return np.resize(_ORDER, self.period)
 
     def _decision(self, setting: base.Setting, state: _State) -> base.Decision:
         rows = np.tile(state.densities, (self.period, 1))
