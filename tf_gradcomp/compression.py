@@ -280,7 +280,19 @@ class Compression:
     @property
     def changes(self) -> bool:
         """Whether what is sent may differ in size from exchange to exchange by any of these."""
-        return bool(self.start_after or self.scheduled or self.controller or self.changes_density)
+        return bool(
+            self.start_after
+            or self.scheduled
+            or self.controller
+            or self.changes_density
+            or self.learns
+        )
+
+    @property
+    def learns(self) -> bool:
+        """Whether the codec learns bases, on which workers agree by messages of their own."""
+        codec = None if self.is_dense else self.build()
+        return isinstance(codec, base.Codec) and codec.transform.learns
 
     @property
     def changes_density(self) -> bool:

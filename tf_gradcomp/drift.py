@@ -16,6 +16,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_gradcomp.plan import Plan
+from tf_gradcomp.same_bits import of_worker_0, same_everywhere
 from tf_gradcomp.transports.base import Collectives
 from tf_gradcomp.weights import local_copies, read_weight, write_copy
 
@@ -83,9 +84,7 @@ class DriftWatch:
 
     def _compare(self, step: tf.Tensor) -> tf.Operation:
         weights = [read_weight(owner()) for owner in self._owners]
-        sums = tf.stack([_sum_of_bits(weight) for weight in weights])
-        gathered = self._collectives.all_gather(sums)
-        same = tf.reduce_all(tf.equal(gathered, gathered[:1]), axis=0)
+        same = same_everywhere(self._collectives, weights)
         names = tf.strings.reduce_join(
             tf.boolean_mask(tf.constant(self._labels), ~same), separator=", "
         )
@@ -108,21 +107,8 @@ class DriftWatch:
 
     def _resync(self, message: tf.Tensor, weights: Sequence[tf.Tensor]) -> tf.Operation:
         tf.print("WARNING:", message, "; all take those of worker 0.")
-        is_source = self._collectives.worker_index == 0
         updates = []
         for owner, weight in zip(self._owners, weights, strict=True):
-            # A sum with zeros: what worker 0 has.
-            total = self._collectives.all_reduce(weight if is_source else tf.zeros_like(weight))
-            updates += [write_copy(copy, total) for copy in local_copies(owner())]
+            theirs = of_worker_0(self._collectives, weight)
+            updates += [write_copy(copy, theirs) for copy in local_copies(owner())]
         return tf.group(*updates)
-
-
-def _sum_of_bits(tensor: tf.Tensor) -> tf.Tensor:
-    """Returns an int32 scalar: the sum, modulo 2^32, of a tensor's bits in words."""
-    if tensor.dtype.size < tf.int32.size:
-        words = tf.cast(
-            tf.bitcast(tensor, {1: tf.uint8, 2: tf.uint16}[tensor.dtype.size]), tf.int32
-        )
-    else:
-        words = tf.bitcast(tensor, tf.int32)
-    return tf.reduce_sum(words)

@@ -15,8 +15,11 @@ RESIDUAL = "residual"
 MOMENTUM = "momentum"
 GLOBAL_MOMENTUM = "global_momentum"
 VELOCITY = "velocity"
+GRAM = "gram"
 # How the names of arrays begin that differ from worker to worker, and whose sum is what matters.
 OF_WORKERS = (RESIDUAL, MOMENTUM)
+# Of those that all workers have in common, but for rounding where their machines differ.
+ROUNDED = (GRAM,)
 
 _FORMAT = 1
 _HEADER = "header"

@@ -22,6 +22,7 @@ from tf_gradcomp.exchange_state import (
     MOMENTUM,
     OF_WORKERS,
     RESIDUAL,
+    ROUNDED,
     VELOCITY,
     BucketState,
     PlanState,
@@ -241,7 +242,7 @@ class PlanInUse:
         digest = hashlib.sha256()
         for _, _, part in self._parts():
             for name, variable in part.memory.items():
-                if not name.startswith(OF_WORKERS):
+                if not name.startswith((*OF_WORKERS, *ROUNDED)):
                     digest.update(name.encode() + variable.numpy().tobytes())
         label = f"exchanges of {self._names[0]} and {len(self._names) - 1} more variables"
         return Fact(label, f"{int(self.counter)} so far, state {digest.hexdigest()[:16]}")

@@ -29,6 +29,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import tensorflow as tf
 
+from tf_gradcomp.codecs.learned_basis import Rotation, Side
 from tf_gradcomp.ops.counts import Count
 
 
@@ -143,16 +144,34 @@ class Transform(abc.ABC):
     Attributes:
       candidates: for each variable of the bucket, the names of the maps that it may have; empty
         for a transform that does not look at variables.
+      learned: for each variable of the bucket, the side of which it learns the basis, if any; empty
+        for a transform that learns nothing.
     """
 
     candidates: tuple[tuple[str, ...], ...] = ()
+    learned: tuple[Side | None, ...] = ()
+
+    @property
+    def learns(self) -> bool:
+        """Whether it learns bases of the buckets that it is fitted to."""
+        return False
 
     def fit(self, variables: Sequence[VariableShape]) -> Transform:
         """Returns the transform for buckets of these variables, packed in this order."""
         return self
 
-    def at(self, choice: tf.Tensor) -> Transform:
-        """Returns the transform with candidate ``choice[v]``, int32, for variable ``v``."""
+    def at(
+        self,
+        choice: tf.Tensor | None = None,
+        bases: Sequence[Sequence[Rotation]] = (),
+    ) -> Transform:
+        """Returns the transform as it is at one exchange.
+
+        Args:
+          choice: int32 ``[V]``, which of its candidates each variable has; ``None`` is the first.
+          bases: for each variable, those of the blocks of its learned side, if it has any. Without
+            them, learned bases are the identity.
+        """
         return self
 
     def kept_energy(self, bucket: tf.Tensor, density: float) -> tf.Tensor:

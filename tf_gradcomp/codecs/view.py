@@ -16,10 +16,12 @@ import tensorflow as tf
 
 from tf_gradcomp.codecs import base
 from tf_gradcomp.codecs.axis_transform import BASES, transform_axes
+from tf_gradcomp.codecs.learned_basis import Rotation, Side, side_of
 from tf_gradcomp.codecs.top_k import num_kept
 from tf_gradcomp.ops.top_k import top_k_select
 
 AXES = ("output", "input", "spatial", "hidden", "flat")
+LEARNED = "learned"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,10 +35,11 @@ class View(base.Transform):
       view: ``"identity"``, no transform; or axes, joined by ``+``: ``output``, the last axis;
         ``input``, the one before; ``spatial``, those before that (of a convolution's kernel);
         ``hidden``, the positions that a Flatten hid in the first axis of a dense kernel;
-        ``flat``, all of the flattened variable; or ``"auto"``: the view of each variable that
-        keeps most energy at the density that a payload has room for, measured on all workers'
+        ``flat``, all of the flattened variable; last, ``learned``, a basis of one side of the
+        matrix that it is, which follows its gradients; or ``"auto"``: the view of each variable
+        that keeps most energy at the density that a payload has room for, measured on all workers'
         gradients, ever more rarely.
-      basis: ``"dct"`` or ``"fft"``, both real and orthonormal.
+      basis: ``"dct"`` or ``"fft"``, both real and orthonormal, of what is not learned.
 
     Raises:
       ValueError: an unknown view or basis.
@@ -48,13 +51,18 @@ class View(base.Transform):
     def __post_init__(self) -> None:
         if self.view not in ("identity", "auto"):
             names = self.view.split("+") if isinstance(self.view, str) else []
-            if not names or len(set(names)) < len(names) or not set(names) <= set(AXES):
+            axes = names[:-1] if names[-1:] == [LEARNED] else names
+            if not names or len(set(axes)) < len(axes) or not set(axes) <= set(AXES):
                 raise ValueError(
-                    f"view: view must be identity, auto, or some of {', '.join(AXES)} joined by "
-                    f"'+', got {self.view!r}"
+                    f"view: view must be identity, auto, or some of {', '.join(AXES)} and, as the "
+                    f"last, {LEARNED}, joined by '+', got {self.view!r}"
                 )
         if self.basis not in BASES:
             raise ValueError(f"view: basis must be one of {', '.join(BASES)}, got {self.basis!r}")
+
+    @property
+    def learns(self) -> bool:
+        return self.view.endswith(LEARNED)
 
     def layout(self, num_elements: int) -> base.Layout:
         return base.Layout(num_elements)
@@ -63,7 +71,8 @@ class View(base.Transform):
         candidates = tuple(
             _candidates(variable) if self.view == "auto" else (self.view,) for variable in variables
         )
-        return FittedView(self.basis, tuple(variables), candidates)
+        sides = [side_of(variable.shape) for variable in variables] if self.learns else []
+        return FittedView(self.basis, tuple(variables), candidates, tuple(sides))
 
     def forward(self, bucket: tf.Tensor) -> tf.Tensor:
         return self._fit_flat(bucket.shape[0]).forward(bucket)
@@ -84,19 +93,25 @@ class FittedView(base.Transform):
       basis: as in ``View``.
       variables: the bucket's variables, in the order in which they are packed.
       candidates: the views that each may have.
-      choice: int32 ``[V]``, which of its candidates each variable has; ``None`` is the first.
+      learned: the side of each of which a basis is learned; empty if none is.
+      choice: as in ``at``.
+      bases: as in ``at``.
     """
 
     basis: str
     variables: tuple[base.VariableShape, ...]
     candidates: tuple[tuple[str, ...], ...]
+    learned: tuple[Side | None, ...] = ()
     choice: tf.Tensor | None = None
+    bases: Sequence[Sequence[Rotation]] = ()
 
     def layout(self, num_elements: int) -> base.Layout:
         return base.Layout(num_elements)
 
-    def at(self, choice: tf.Tensor) -> FittedView:
-        return dataclasses.replace(self, choice=choice)
+    def at(
+        self, choice: tf.Tensor | None = None, bases: Sequence[Sequence[Rotation]] = ()
+    ) -> FittedView:
+        return dataclasses.replace(self, choice=choice, bases=bases)
 
     def forward(self, bucket: tf.Tensor) -> tf.Tensor:
         return self._map(bucket, inverse=False)
@@ -107,12 +122,11 @@ class FittedView(base.Transform):
     def kept_energy(self, bucket: tf.Tensor, density: float) -> tf.Tensor:
         num_columns = max(map(len, self.candidates))
         energies = []
-        for variable, names, part in zip(
-            self.variables, self.candidates, self._split(bucket), strict=True
-        ):
-            count = num_kept(density, variable.num_elements)
+        for index, part in enumerate(self._split(bucket)):
+            names = self.candidates[index]
+            count = num_kept(density, self.variables[index].num_elements)
             row = [
-                _energy(top_k_select(self._apply(part, variable, name, False), count)[1])
+                _energy(top_k_select(self._apply(part, index, name, False), count)[1])
                 for name in names
             ]
             row += [tf.constant(0, tf.float64)] * (num_columns - len(row))
@@ -125,9 +139,7 @@ class FittedView(base.Transform):
         parts = []
         for index, part in enumerate(self._split(bucket)):
             branches = [
-                lambda part=part, index=index, name=name: self._apply(
-                    part, self.variables[index], name, inverse
-                )
+                lambda part=part, index=index, name=name: self._apply(part, index, name, inverse)
                 for name in self.candidates[index]
             ]
             if self.choice is None or len(branches) == 1:
@@ -140,13 +152,27 @@ class FittedView(base.Transform):
         sizes = [variable.num_elements for variable in self.variables]
         return [bucket] if len(sizes) == 1 else tf.split(bucket, sizes)
 
-    def _apply(
-        self, part: tf.Tensor, variable: base.VariableShape, name: str, inverse: bool
-    ) -> tf.Tensor:
-        steps = [_axes(variable, axis) for axis in name.split("+")]
-        for shape, axes in reversed(steps) if inverse else steps:
-            part = transform_axes(part, shape, axes, self.basis, inverse)
+    def _apply(self, part: tf.Tensor, index: int, name: str, inverse: bool) -> tf.Tensor:
+        """Maps the elements of a variable to a view's coefficients, or back."""
+        names = name.split("+")
+        is_learned = names[-1] == LEARNED
+        axes = names[:-1] if is_learned else names
+        steps = [_axes(self.variables[index], axis) for axis in axes]
+        if is_learned and inverse:
+            part = self._turn(part, index, inverse)
+        for shape, places in reversed(steps) if inverse else steps:
+            part = transform_axes(part, shape, places, self.basis, inverse)
+        if is_learned and not inverse:
+            part = self._turn(part, index, inverse)
         return tf.identity(part)  # a branch must not return what it was given
+
+    def _turn(self, part: tf.Tensor, index: int, inverse: bool) -> tf.Tensor:
+        """Turns what a variable is to its learned basis, or back."""
+        side = self.learned[index]
+        if side is None or not self.bases:
+            return part
+        matrix = tf.reshape(part, [side.rows, side.columns])
+        return tf.reshape(side.turn(matrix, self.bases[index], inverse), [-1])
 
 
 def _candidates(variable: base.VariableShape) -> tuple[str, ...]:

@@ -33,6 +33,7 @@ from tf_gradcomp.exchanges.base import (
     unpack,
 )
 from tf_gradcomp.exchanges.coder import BucketCoder
+from tf_gradcomp.exchanges.learned_bases import LearnedBases
 from tf_gradcomp.feedback.error_feedback import ErrorFeedback
 from tf_gradcomp.feedback.momentum import GlobalMomentum, LocalMomentum, Momentum
 from tf_gradcomp.transports import TRANSPORTS
@@ -49,6 +50,7 @@ class _Sent(NamedTuple):
       lost: the new residuals.
       momentum: the new momentum, if there is any.
       words: int64 scalar: 32-bit words that this worker has contributed.
+      coefficients: the sum as coefficients, if bases are to learn from it.
     """
 
     bucket: tf.Tensor
@@ -56,6 +58,7 @@ class _Sent(NamedTuple):
     lost: list[tf.Tensor]
     momentum: list[tf.Tensor]
     words: tf.Tensor
+    coefficients: list[tf.Tensor]
 
 
 class CompressedExchange:
@@ -84,6 +87,11 @@ class CompressedExchange:
         is_adaptive = any(len(names) > 1 for names in self._transform.candidates)
         self._choice = (
             state.host_zeros((len(self._variables),), f"view_{number}") if is_adaptive else None
+        )
+        self._bases = (
+            LearnedBases(self._transform.learned, collectives)
+            if any(self._transform.learned)
+            else None
         )
         shapes = self._transport.residual_shapes(self._layout.shape, self._shard_layout.shape)
         compression = compression_of(self.bucket)
@@ -128,7 +136,8 @@ class CompressedExchange:
         """What is remembered from step to step, by name."""
         views = {} if self._choice is None else {"views": self._choice}
         momentum = {} if self._momentum is None else {self._momentum.name: self._momentum.variable}
-        return self._feedback.memory | views | momentum
+        bases = {} if self._bases is None else self._bases.memory
+        return self._feedback.memory | views | bases | momentum
 
     def restore(self, shares: Sequence[Share]) -> None:
         """Goes on from what other exchanges remembered, of which each is given to one worker.
@@ -219,6 +228,11 @@ class CompressedExchange:
                 self._choice, packed, lost, momentum, draw.step
             )
             updates.append((self._choice, choice))
+        if self._bases is not None:
+            more, lost, momentum = self._learn(
+                self._bases, sent.coefficients, lost, momentum, draw.step
+            )
+            updates.extend(more)
         updates.extend(self._feedback.following(lost, learning_rate))
         if self._momentum is not None:
             updates.append((self._momentum.variable, *momentum))
@@ -293,6 +307,7 @@ class CompressedExchange:
             list(summed.residuals),
             momentum,
             tf.cast(num_words, tf.int64),
+            self._to_learn(summed.total),
         )
 
     def _send_all(
@@ -306,6 +321,7 @@ class CompressedExchange:
             list(map(tf.zeros_like, residuals)),
             self._following_momentum(meant, total, _all_of),
             tf.size(total, tf.int64),
+            self._to_learn(total),
         )
 
     def _withhold(self, meant: tf.Tensor, residuals: list[tf.Tensor]) -> _Sent:
@@ -317,7 +333,11 @@ class CompressedExchange:
             [left, *map(tf.zeros_like, residuals[1:])],
             self._following_momentum(meant, tf.zeros_like(meant), _all_of),
             tf.constant(0, tf.int64),
+            self._to_learn(tf.zeros_like(meant)),
         )
+
+    def _to_learn(self, total: tf.Tensor) -> list[tf.Tensor]:
+        return [] if self._bases is None else [total]
 
     def _following_momentum(
         self,
@@ -336,9 +356,9 @@ class CompressedExchange:
 
     def _current_transform(self) -> Transform:
         """Returns the transform that the residuals are behind."""
-        if self._choice is None:
-            return self._transform
-        return self._transform.at(self._choice.read_value())
+        choice = None if self._choice is None else self._choice.read_value()
+        bases = () if self._bases is None else self._bases.current()
+        return self._transform.at(choice, bases)
 
     def _choose_views(
         self,
@@ -360,12 +380,45 @@ class CompressedExchange:
             return view_choice.choose(self._collectives.all_reduce(energies), old)
 
         new = tf.cond(view_choice.is_due(step), compare, lambda: tf.identity(old))
+        before, after = self._transform.at(old), self._transform.at(new)
+        is_same = tf.reduce_all(tf.equal(new, old))
+        return new, *self._moved(before, after, is_same, residuals, momentum)
+
+    def _learn(
+        self,
+        bases: LearnedBases,
+        coefficients: list[tf.Tensor],
+        residuals: list[tf.Tensor],
+        momentum: list[tf.Tensor],
+        step: tf.Tensor,
+    ) -> tuple[list[state.Update], list[tf.Tensor], list[tf.Tensor]]:
+        """Returns what to store of bases, and residuals and momentum as seen in the next ones."""
+        shapes = [(variable.num_elements,) for variable in self._variables]
+        new, updates, num_bytes = bases.following(split(coefficients[0], shapes), step)
+        assert self.sent is not None
+        with tf.device(self.sent.device):
+            self.sent.assign_add(num_bytes)
+        before = self._current_transform()
+        after = self._transform.at(bases=new)
+        return updates, *self._moved(before, after, bases.is_same(new), residuals, momentum)
+
+    def _moved(
+        self,
+        before: Transform,
+        after: Transform,
+        is_same: tf.Tensor,
+        residuals: list[tf.Tensor],
+        momentum: list[tf.Tensor],
+    ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
+        """Returns residuals and momentum in the coefficients of another transform.
+
+        They stay the same gradients. ``is_same`` says if nothing is to be done.
+        """
         if not residuals:
-            return new, residuals, momentum
+            return residuals, momentum
 
         def seen(coefficients: tf.Tensor) -> tf.Tensor:
-            elements = self._transform.at(old).inverse(coefficients, self.bucket.num_elements)
-            return self._transform.at(new).forward(elements)
+            return after.forward(before.inverse(coefficients, self.bucket.num_elements))
 
         def move() -> tuple[list[tf.Tensor], list[tf.Tensor]]:
             left = self._merged(residuals)
@@ -374,7 +427,7 @@ class CompressedExchange:
         def stay() -> tuple[list[tf.Tensor], list[tf.Tensor]]:
             return list(map(tf.identity, residuals)), list(map(tf.identity, momentum))
 
-        return new, *tf.cond(tf.reduce_all(tf.equal(new, old)), stay, move)
+        return tf.cond(is_same, stay, move)
 
 
 def _merged_residual(share: Share) -> tf.Tensor:

@@ -1,0 +1,209 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Bases that gradients themselves reveal: the directions in which they have most of their energy.
+
+A variable is seen as a matrix, and the shorter of its sides gets an orthogonal basis that begins
+with the leading eigenvectors of the Gram matrix of recent gradients: the sum of ``g g^T`` over
+their columns (or rows) ``g``. Turned into it, a matrix has large entries for few directions, and
+small ones for the rest. The basis is
+
+    Q = I - left right,    left float32 [n, r], right float32 [r, n]
+
+so that turning a matrix of ``m`` such columns takes ``4 m n r`` operations instead of ``2 m n n``,
+and the other ``n - r`` directions stay as near to the axes as they can: neurons of which few are
+active are worth keeping apart. A long side is cut into blocks with a basis each.
+
+``docs/methods/learned_views.md`` has the mathematics.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+# Directions of a basis that are eigenvectors.
+RANK = 32
+# Elements of a side that share a basis.
+MAX_BLOCK = 512
+# Share of the largest eigenvalue below which a direction is noise.
+_NEGLIGIBLE = 1e-6
+
+
+class Side(NamedTuple):
+    """The side of a matrix of which the basis is learned.
+
+    Attributes:
+      rows: rows of the matrix that a variable is seen as, in row-major order.
+      columns: its columns.
+      is_left: whether it is the side of the rows, so that ``Q^T G`` are the coefficients of ``G``,
+        instead of ``G Q``.
+    """
+
+    rows: int
+    columns: int
+    is_left: bool
+
+    @property
+    def length(self) -> int:
+        """Elements of the side, ``n``."""
+        return self.rows if self.is_left else self.columns
+
+    @property
+    def across(self) -> int:
+        """Elements of the other side, ``m``."""
+        return self.columns if self.is_left else self.rows
+
+    def blocks(self) -> list[int]:
+        """Returns the sizes of the blocks of the side; they differ by one at most."""
+        number = -(-self.length // MAX_BLOCK)
+        size, num_longer = divmod(self.length, number)
+        return [size + 1] * num_longer + [size] * (number - num_longer)
+
+    def turn(
+        self, matrix: tf.Tensor, rotations: Sequence[Rotation], inverse: bool = False
+    ) -> tf.Tensor:
+        """Maps a matrix to its coefficients, or back.
+
+        Args:
+          matrix: float32 ``[rows, columns]``; or a part of it, that has the side's whole length.
+          rotations: the basis of each block.
+          inverse: whether to map back.
+
+        Returns:
+          float32, of the same shape.
+        """
+        axis = 0 if self.is_left else 1
+        blocks = self.blocks()
+        parts = [matrix] if len(blocks) == 1 else tf.split(matrix, blocks, axis)
+        turned = []
+        for part, (left, right) in zip(parts, rotations, strict=True):
+            if self.is_left:
+                # Q^T = I - right^T left^T
+                first, second = (right, left) if inverse else (left, right)
+                inner = tf.matmul(first, part, transpose_a=not inverse)
+                turned.append(part - tf.matmul(second, inner, transpose_a=not inverse))
+            else:
+                first, second = (right, left) if inverse else (left, right)
+                inner = tf.matmul(part, first, transpose_b=inverse)
+                turned.append(part - tf.matmul(inner, second, transpose_b=inverse))
+        return turned[0] if len(turned) == 1 else tf.concat(turned, axis)
+
+    def sample(self, matrix: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
+        """Returns some columns, or rows, that stand for all in a Gram matrix.
+
+        One in ``n / RANK``, others at each step: that takes half of the operations of a turn, and
+        all have been among them after ``n / RANK`` steps.
+
+        Args:
+          matrix: float32 ``[rows, columns]``.
+          step: int32 scalar, the number of the exchange.
+        """
+        stride = min(max(1, self.length // RANK), self.across)
+        start = step % stride
+        return matrix[:, start::stride] if self.is_left else matrix[start::stride]
+
+    def grams(self, sample: tf.Tensor) -> list[tf.Tensor]:
+        """Returns the Gram matrix of each block of the side, float32 ``[n, n]``.
+
+        Args:
+          sample: what ``sample`` returns, mapped back.
+        """
+        axis = 0 if self.is_left else 1
+        parts = tf.split(sample, self.blocks(), axis)
+        return [
+            tf.matmul(part, part, transpose_a=not self.is_left, transpose_b=self.is_left)
+            for part in parts
+        ]
+
+
+class Rotation(NamedTuple):
+    """An orthogonal matrix ``Q = I - left right``; zeros are the identity.
+
+    Attributes:
+      left: float32 ``[n, r]``.
+      right: float32 ``[r, n]``.
+    """
+
+    left: tf.Tensor
+    right: tf.Tensor
+
+
+def rank_of(size: int) -> int:
+    """Returns ``r`` for a block of ``size`` elements."""
+    return min(RANK, size)
+
+
+def side_of(shape: Sequence[int]) -> Side | None:
+    """Returns the side of a variable of which a basis can be learned; ``None`` if there is none.
+
+    A variable of three axes or more is cut into rows and columns where the matrix is nearest to a
+    square, the last such place: ``(height, width, in, out)`` of a convolution between ``in`` and
+    ``out`` unless it has few inputs, ``(width, heads, depth)`` of attention behind ``width``.
+
+    Args:
+      shape: the variable's.
+    """
+    sizes = [(math.prod(shape[:cut]), math.prod(shape[cut:])) for cut in range(1, len(shape))]
+    if not sizes or max(map(min, sizes)) < 2:
+        return None
+    rows, columns = max(reversed(sizes), key=min)
+    return Side(rows, columns, is_left=rows < columns)
+
+
+def leading_rotation(gram: np.ndarray, rank: int) -> tuple[np.ndarray, np.ndarray] | None:
+    """Returns a rotation whose first columns are the leading eigenvectors of a Gram matrix.
+
+    Args:
+      gram: float32 ``[n, n]``, symmetric but for rounding.
+      rank: ``r``. Directions of no energy to speak of do not count; columns and rows of zeros take
+        their place.
+
+    Returns:
+      ``(left, right)``, as in ``Rotation``; ``None`` if it is zero, or not finite.
+    """
+    energy = float(np.trace(gram, dtype=np.float64))
+    if not math.isfinite(energy) or energy <= 0 or not np.all(np.isfinite(gram)):
+        return None
+    values, vectors = np.linalg.eigh(gram.astype(np.float64) / energy)
+    leading = vectors[:, ::-1][:, :rank]
+    leading = leading[:, values[::-1][:rank] > _NEGLIGIBLE * values[-1]]
+    left, right = completed(leading)
+    missing = rank - leading.shape[1]
+    return (
+        np.pad(left, ((0, 0), (0, missing))).astype(np.float32),
+        np.pad(right, ((0, missing), (0, 0))).astype(np.float32),
+    )
+
+
+def completed(columns: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns an orthogonal ``I - left right`` that begins with given columns, but for their signs.
+
+    With ``E`` the first ``r`` columns of the identity and ``V^T V = I``, this is orthogonal, and
+    maps ``E`` to ``V``, as can be seen by multiplying out:
+
+        Q = I - (V - E) (I - V_1^T)^-1 (V - E)^T,    V_1 = E^T V
+
+    The inverse exists, and is small, if the signs of the columns are chosen while ``V_1`` is
+    eliminated. Source: Ballard et al., "Reconstructing Householder Vectors from Tall-Skinny QR",
+    IPDPS 2014, of which this is the matrix without its triangular factors.
+
+    Args:
+      columns: float64 ``[n, r]``, orthonormal.
+
+    Returns:
+      float64 ``[n, r]`` and ``[r, n]``.
+    """
+    rank = columns.shape[1]
+    signs = np.ones(rank)
+    rest = columns[:rank].copy()
+    for i in range(rank):
+        signs[i] = -1.0 if rest[i, i] >= 0 else 1.0
+        rest[i, i] -= signs[i]
+        rest[i + 1 :, i] /= rest[i, i]
+        rest[i + 1 :, i + 1 :] -= np.outer(rest[i + 1 :, i], rest[i, i + 1 :])
+    signed = columns * signs
+    left = signed - np.eye(*columns.shape)
+    return left, np.linalg.solve(np.eye(rank) - signed[:rank].T, left.T)
