@@ -151,6 +151,10 @@ class Transform(abc.ABC):
     candidates: tuple[tuple[str, ...], ...] = ()
     learned: tuple[Side | None, ...] = ()
 
+    def learned_candidates(self) -> list[list[bool]]:
+        """Returns which candidates have a learned basis, ``[V, C]``."""
+        return []
+
     @property
     def learns(self) -> bool:
         """Whether it learns bases of the buckets that it is fitted to."""
@@ -173,6 +177,15 @@ class Transform(abc.ABC):
             them, learned bases are the identity.
         """
         return self
+
+    def samples(self, coefficients: tf.Tensor, step: tf.Tensor) -> list[tf.Tensor]:
+        """Returns of what each learned side's basis is to be learned, ``Side.sample`` of it.
+
+        Args:
+          coefficients: float32 ``[n]``, of the transform as it is at this exchange.
+          step: int32 scalar, the number of the exchange.
+        """
+        return []
 
     def kept_energy(self, bucket: tf.Tensor, density: float) -> tf.Tensor:
         """Returns the energy that top-k keeps of each variable with each candidate.

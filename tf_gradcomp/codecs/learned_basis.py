@@ -91,6 +91,15 @@ class Side(NamedTuple):
                 turned.append(part - tf.matmul(inner, second, transpose_b=inverse))
         return turned[0] if len(turned) == 1 else tf.concat(turned, axis)
 
+    @property
+    def num_sampled(self) -> int:
+        """Columns, or rows, of a sample."""
+        return -(-self.across // self._stride)
+
+    @property
+    def _stride(self) -> int:
+        return min(max(1, self.length // RANK), self.across)
+
     def sample(self, matrix: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
         """Returns some columns, or rows, that stand for all in a Gram matrix.
 
@@ -100,10 +109,15 @@ class Side(NamedTuple):
         Args:
           matrix: float32 ``[rows, columns]``.
           step: int32 scalar, the number of the exchange.
+
+        Returns:
+          float32 ``[rows, num_sampled]`` or ``[num_sampled, columns]``.
         """
-        stride = min(max(1, self.length // RANK), self.across)
-        start = step % stride
-        return matrix[:, start::stride] if self.is_left else matrix[start::stride]
+        if self._stride == 1:
+            return matrix
+        places = step % self._stride + self._stride * tf.range(self.num_sampled)
+        # The last one may be beyond the end: it is one of the first then, again.
+        return tf.gather(matrix, places % self.across, axis=1 if self.is_left else 0)
 
     def grams(self, sample: tf.Tensor) -> list[tf.Tensor]:
         """Returns the Gram matrix of each block of the side, float32 ``[n, n]``.

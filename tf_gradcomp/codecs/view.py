@@ -10,7 +10,9 @@ energy than its few largest elements do. Which axis that is depends on the layer
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import functools
+import math
+from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
@@ -38,7 +40,7 @@ class View(base.Transform):
         ``flat``, all of the flattened variable; last, ``learned``, a basis of one side of the
         matrix that it is, which follows its gradients; or ``"auto"``: the view of each variable
         that keeps most energy at the density that a payload has room for, measured on all workers'
-        gradients, ever more rarely.
+        gradients, ever more rarely; or ``"auto+learned"``, with learned bases among the candidates.
       basis: ``"dct"`` or ``"fft"``, both real and orthonormal, of what is not learned.
 
     Raises:
@@ -49,13 +51,14 @@ class View(base.Transform):
     basis: str = "dct"
 
     def __post_init__(self) -> None:
-        if self.view not in ("identity", "auto"):
+        if self.view not in ("identity", "auto", f"auto+{LEARNED}"):
             names = self.view.split("+") if isinstance(self.view, str) else []
             axes = names[:-1] if names[-1:] == [LEARNED] else names
             if not names or len(set(axes)) < len(axes) or not set(axes) <= set(AXES):
                 raise ValueError(
-                    f"view: view must be identity, auto, or some of {', '.join(AXES)} and, as the "
-                    f"last, {LEARNED}, joined by '+', got {self.view!r}"
+                    f"view: view must be identity, auto, auto+{LEARNED}, or some of "
+                    f"{', '.join(AXES)} and, as the last, {LEARNED}, joined by '+', "
+                    f"got {self.view!r}"
                 )
         if self.basis not in BASES:
             raise ValueError(f"view: basis must be one of {', '.join(BASES)}, got {self.basis!r}")
@@ -68,11 +71,12 @@ class View(base.Transform):
         return base.Layout(num_elements)
 
     def fit(self, variables: Sequence[base.VariableShape]) -> FittedView:
-        candidates = tuple(
-            _candidates(variable) if self.view == "auto" else (self.view,) for variable in variables
-        )
-        sides = [side_of(variable.shape) for variable in variables] if self.learns else []
-        return FittedView(self.basis, tuple(variables), candidates, tuple(sides))
+        sides = [side_of(variable.shape) if self.learns else None for variable in variables]
+        candidates = [
+            _candidates(variable, side) if self.view.startswith("auto") else (self.view,)
+            for variable, side in zip(variables, sides, strict=True)
+        ]
+        return FittedView(self.basis, tuple(variables), tuple(candidates), tuple(sides))
 
     def forward(self, bucket: tf.Tensor) -> tf.Tensor:
         return self._fit_flat(bucket.shape[0]).forward(bucket)
@@ -93,7 +97,7 @@ class FittedView(base.Transform):
       basis: as in ``View``.
       variables: the bucket's variables, in the order in which they are packed.
       candidates: the views that each may have.
-      learned: the side of each of which a basis is learned; empty if none is.
+      learned: the side of each of which a basis is learned, or ``None``.
       choice: as in ``at``.
       bases: as in ``at``.
     """
@@ -101,7 +105,7 @@ class FittedView(base.Transform):
     basis: str
     variables: tuple[base.VariableShape, ...]
     candidates: tuple[tuple[str, ...], ...]
-    learned: tuple[Side | None, ...] = ()
+    learned: tuple[Side | None, ...]
     choice: tf.Tensor | None = None
     bases: Sequence[Sequence[Rotation]] = ()
 
@@ -119,34 +123,68 @@ class FittedView(base.Transform):
     def inverse(self, coefficients: tf.Tensor, num_elements: int) -> tf.Tensor:
         return self._map(coefficients, inverse=True)
 
+    @property
+    def _num_columns(self) -> int:
+        return max(map(len, self.candidates))
+
+    def learned_candidates(self) -> list[list[bool]]:
+        return [
+            [_split_name(name)[1] for name in names] + [False] * (self._num_columns - len(names))
+            for names in self.candidates
+        ]
+
     def kept_energy(self, bucket: tf.Tensor, density: float) -> tf.Tensor:
-        num_columns = max(map(len, self.candidates))
+        num_columns = self._num_columns
         energies = []
         for index, part in enumerate(self._split(bucket)):
             names = self.candidates[index]
             count = num_kept(density, self.variables[index].num_elements)
             row = [
-                _energy(top_k_select(self._apply(part, index, name, False), count)[1])
+                _energy(top_k_select(self._apply(part, index, name, inverse=False), count)[1])
                 for name in names
             ]
             row += [tf.constant(0, tf.float64)] * (num_columns - len(row))
             energies.append(tf.stack(row))
         return tf.stack(energies)
 
+    def samples(self, coefficients: tf.Tensor, step: tf.Tensor) -> list[tf.Tensor]:
+        return [
+            self._chosen(index, functools.partial(self._sample, part, index, step=step))
+            for index, part in enumerate(self._split(coefficients))
+            if self.learned[index] is not None
+        ]
+
+    def _sample(self, part: tf.Tensor, index: int, name: str, step: tf.Tensor) -> tf.Tensor:
+        """Returns a sample of a variable's coefficients, with its side as the basis finds it."""
+        side = self.learned[index]
+        assert side is not None
+        sample = side.sample(tf.reshape(part, [side.rows, side.columns]), step)
+        axes, is_learned = _split_name(name)
+        if is_learned:
+            return side.turn(sample, self.bases[index], inverse=True)
+        # Across the side, what was transformed leaves its Gram matrix as it is.
+        shape = sample.shape
+        for step_shape, places in reversed([_axes(self.variables[index], axis) for axis in axes]):
+            part_shape, part_places = _along(side, step_shape, places)
+            sample = transform_axes(sample, part_shape, part_places, self.basis, inverse=True)
+        return tf.reshape(sample, shape)
+
     def _map(self, bucket: tf.Tensor, inverse: bool) -> tf.Tensor:
         if all(names == ("identity",) for names in self.candidates):
             return bucket
-        parts = []
-        for index, part in enumerate(self._split(bucket)):
-            branches = [
-                lambda part=part, index=index, name=name: self._apply(part, index, name, inverse)
-                for name in self.candidates[index]
-            ]
-            if self.choice is None or len(branches) == 1:
-                parts.append(branches[0]())
-            else:
-                parts.append(tf.switch_case(self.choice[index], branches))
+        parts = [
+            self._chosen(index, functools.partial(self._apply, part, index, inverse=inverse))
+            for index, part in enumerate(self._split(bucket))
+        ]
         return parts[0] if len(parts) == 1 else tf.concat(parts, axis=0)
+
+    def _chosen(self, index: int, by_name: Callable[..., tf.Tensor]) -> tf.Tensor:
+        """Returns a function of the name of the view that a variable has."""
+        names = self.candidates[index]
+        if self.choice is None or len(names) == 1:
+            return by_name(name=names[0])
+        branches = [functools.partial(by_name, name=name) for name in names]
+        return tf.switch_case(self.choice[index], branches)
 
     def _split(self, bucket: tf.Tensor) -> list[tf.Tensor]:
         sizes = [variable.num_elements for variable in self.variables]
@@ -154,9 +192,7 @@ class FittedView(base.Transform):
 
     def _apply(self, part: tf.Tensor, index: int, name: str, inverse: bool) -> tf.Tensor:
         """Maps the elements of a variable to a view's coefficients, or back."""
-        names = name.split("+")
-        is_learned = names[-1] == LEARNED
-        axes = names[:-1] if is_learned else names
+        axes, is_learned = _split_name(name)
         steps = [_axes(self.variables[index], axis) for axis in axes]
         if is_learned and inverse:
             part = self._turn(part, index, inverse)
@@ -175,14 +211,47 @@ class FittedView(base.Transform):
         return tf.reshape(side.turn(matrix, self.bases[index], inverse), [-1])
 
 
-def _candidates(variable: base.VariableShape) -> tuple[str, ...]:
-    """Returns the views worth comparing: those along axes that the variable has."""
+def _split_name(name: str) -> tuple[list[str], bool]:
+    """Returns the axes that a view's name has, and whether a learned basis comes after them."""
+    names = name.split("+")
+    is_learned = names[-1] == LEARNED
+    return (names[:-1] if is_learned else names), is_learned
+
+
+def _along(
+    side: Side, shape: tuple[int, ...], axes: Sequence[int]
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Returns the shape of a sample, and which of some axes are the side's.
+
+    Args:
+      side: what is sampled.
+      shape: to see the variable in.
+      axes: of that shape.
+    """
+    cut = next(cut for cut in range(len(shape)) if math.prod(shape[:cut]) == side.rows)
+    if side.is_left:
+        return (*shape[:cut], side.num_sampled), tuple(axis for axis in axes if axis < cut)
+    return (side.num_sampled, *shape[cut:]), tuple(axis - cut + 1 for axis in axes if axis >= cut)
+
+
+def _candidates(variable: base.VariableShape, side: Side | None) -> tuple[str, ...]:
+    """Returns the views worth comparing: those along axes that the variable has.
+
+    Args:
+      variable: its shape.
+      side: of which a basis is learned, if any is: then also with it, but for axes of that side.
+    """
     names = ["identity"]
     names += [name for name in ("hidden", "spatial") if _axes(variable, name)[1]]
     if len(variable.shape) >= 2:
         names += [name for name in ("output", "input") if _axes(variable, name)[1]]
     if len(variable.shape) == 2 and len(names) == 3:
         names.append("output+input")
+    if side is not None:
+        for name in tuple(names):
+            steps = [_axes(variable, axis) for axis in name.split("+")]
+            if not any(_along(side, shape, axes)[1] for shape, axes in steps):
+                names.append(LEARNED if name == "identity" else f"{name}+{LEARNED}")
     return tuple(names)
 
 

@@ -8,9 +8,12 @@ doubling of the number of exchanges: often when it matters, and at a cost that v
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import tensorflow as tf
 
-# Candidate 0 is no view at all, which costs no time: another must keep noticeably more.
+# Candidate 0 is no view at all, which costs no time: another must keep noticeably more. So must
+# one with a learned basis, compared with those without: that takes more operations again.
 ADVANTAGE = 1.05
 # A change rounds the residual once more: not for differences that the next batch may undo.
 NOTICEABLE = 1.01
@@ -32,7 +35,9 @@ def is_due(step: tf.Tensor) -> tf.Tensor:
     return tf.equal(step & tf.bitwise.right_shift(ones, 3), 0)
 
 
-def choose(energies: tf.Tensor, current: tf.Tensor) -> tf.Tensor:
+def choose(
+    energies: tf.Tensor, current: tf.Tensor, learned: Sequence[Sequence[bool]] | None = None
+) -> tf.Tensor:
     """Returns the candidate that each variable should use, int32 ``[V]``.
 
     Args:
@@ -41,7 +46,10 @@ def choose(energies: tf.Tensor, current: tf.Tensor) -> tf.Tensor:
         Candidate 0 is preferred to others that keep only a little more.
       current: int32 ``[V]``, the candidates in use. They stay unless another keeps noticeably
         more.
+      learned: which candidates have a learned basis, ``[V, C]``; ``None`` for none of them.
     """
+    if learned is not None:
+        energies /= tf.where(tf.constant(learned), tf.constant(ADVANTAGE, tf.float64), 1.0)
     energies = tf.concat([energies[:, :1] * ADVANTAGE, energies[:, 1:]], axis=1)
     kept = tf.gather(energies, current, batch_dims=1)
     margin = tf.where(current == 0, tf.constant(1, tf.float64), NOTICEABLE)

@@ -16,6 +16,7 @@ import tensorflow as tf
 from tf_gradcomp import plan as plan_lib
 from tf_gradcomp import state
 from tf_gradcomp.codecs.base import Codec, Draw, Transform, VariableShape
+from tf_gradcomp.codecs.learned_basis import Rotation
 from tf_gradcomp.compression import Compression
 from tf_gradcomp.controllers import view_choice
 from tf_gradcomp.costs import BYTES_PER_WORD
@@ -223,14 +224,9 @@ class CompressedExchange:
         narrow = [total for total in sums if total.dtype.size < tf.float32.size]
         lost, momentum = sent.lost, sent.momentum
         updates: list[state.Update] = []
-        if self._choice is not None:
-            choice, lost, momentum = self._choose_views(
-                self._choice, packed, lost, momentum, draw.step
-            )
-            updates.append((self._choice, choice))
-        if self._bases is not None:
-            more, lost, momentum = self._learn(
-                self._bases, sent.coefficients, lost, momentum, draw.step
+        if self._choice is not None or self._bases is not None:
+            more, lost, momentum = self._follow(
+                packed, sent.coefficients, lost, momentum, draw.step
             )
             updates.extend(more)
         updates.extend(self._feedback.following(lost, learning_rate))
@@ -357,68 +353,48 @@ class CompressedExchange:
     def _current_transform(self) -> Transform:
         """Returns the transform that the residuals are behind."""
         choice = None if self._choice is None else self._choice.read_value()
-        bases = () if self._bases is None else self._bases.current()
-        return self._transform.at(choice, bases)
+        return self._transform.at(choice, () if self._bases is None else self._bases.current())
 
-    def _choose_views(
+    def _follow(
         self,
-        choice: tf.Variable,
         packed: tf.Tensor,
-        residuals: list[tf.Tensor],
-        momentum: list[tf.Tensor],
-        step: tf.Tensor,
-    ) -> tuple[tf.Tensor, list[tf.Tensor], list[tf.Tensor]]:
-        """Returns the views for the next step, and residuals and momentum as seen in them.
-
-        Not for this step: to compare takes a message, for which encoding would have to wait.
-        """
-        old = choice.read_value()
-
-        def compare() -> tf.Tensor:
-            density = self._codec.density(self._layout)
-            energies = self._transform.kept_energy(packed, density)
-            return view_choice.choose(self._collectives.all_reduce(energies), old)
-
-        new = tf.cond(view_choice.is_due(step), compare, lambda: tf.identity(old))
-        before, after = self._transform.at(old), self._transform.at(new)
-        is_same = tf.reduce_all(tf.equal(new, old))
-        return new, *self._moved(before, after, is_same, residuals, momentum)
-
-    def _learn(
-        self,
-        bases: LearnedBases,
         coefficients: list[tf.Tensor],
         residuals: list[tf.Tensor],
         momentum: list[tf.Tensor],
         step: tf.Tensor,
     ) -> tuple[list[state.Update], list[tf.Tensor], list[tf.Tensor]]:
-        """Returns what to store of bases, and residuals and momentum as seen in the next ones."""
-        shapes = [(variable.num_elements,) for variable in self._variables]
-        new, updates, num_bytes = bases.following(split(coefficients[0], shapes), step)
-        assert self.sent is not None
-        with tf.device(self.sent.device):
-            self.sent.assign_add(num_bytes)
-        before = self._current_transform()
-        after = self._transform.at(bases=new)
-        return updates, *self._moved(before, after, bases.is_same(new), residuals, momentum)
+        """Lets the transform follow the gradients.
 
-    def _moved(
-        self,
-        before: Transform,
-        after: Transform,
-        is_same: tf.Tensor,
-        residuals: list[tf.Tensor],
-        momentum: list[tf.Tensor],
-    ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
-        """Returns residuals and momentum in the coefficients of another transform.
+        Not for this step: to compare views takes a message, for which encoding would have to wait,
+        and bases are learned from what was sent.
 
-        They stay the same gradients. ``is_same`` says if nothing is to be done.
+        Returns:
+          What to store of views and bases; residuals and momentum as seen in the next ones.
         """
+        now = self._current_transform()
+        updates: list[state.Update] = []
+        stays: list[tf.Tensor] = []
+        choice: tf.Tensor | None = None
+        bases: Sequence[Sequence[Rotation]] = ()
+        if self._choice is not None:
+            old = self._choice.read_value()
+            choice = self._next_views(now, packed, old, step)
+            updates.append((self._choice, choice))
+            stays.append(tf.reduce_all(tf.equal(choice, old)))
+        if self._bases is not None:
+            samples = now.samples(coefficients[0], step)
+            bases, more, num_bytes = self._bases.following(samples, step)
+            updates.extend(more)
+            stays.append(self._bases.is_same(bases))
+            assert self.sent is not None
+            with tf.device(self.sent.device):
+                self.sent.assign_add(num_bytes)
         if not residuals:
-            return residuals, momentum
+            return updates, residuals, momentum
+        then = self._transform.at(choice, bases)
 
         def seen(coefficients: tf.Tensor) -> tf.Tensor:
-            return after.forward(before.inverse(coefficients, self.bucket.num_elements))
+            return then.forward(now.inverse(coefficients, self.bucket.num_elements))
 
         def move() -> tuple[list[tf.Tensor], list[tf.Tensor]]:
             left = self._merged(residuals)
@@ -427,7 +403,19 @@ class CompressedExchange:
         def stay() -> tuple[list[tf.Tensor], list[tf.Tensor]]:
             return list(map(tf.identity, residuals)), list(map(tf.identity, momentum))
 
-        return tf.cond(is_same, stay, move)
+        return updates, *tf.cond(tf.reduce_all(stays), stay, move)
+
+    def _next_views(
+        self, now: Transform, packed: tf.Tensor, current: tf.Tensor, step: tf.Tensor
+    ) -> tf.Tensor:
+        """Returns the number of the view that each variable is to have, int32 ``[V]``."""
+
+        def compare() -> tf.Tensor:
+            density = self._codec.density(self._layout)
+            energies = self._collectives.all_reduce(now.kept_energy(packed, density))
+            return view_choice.choose(energies, current, now.learned_candidates())
+
+        return tf.cond(view_choice.is_due(step), compare, lambda: tf.identity(current))
 
 
 def _merged_residual(share: Share) -> tf.Tensor:

@@ -63,28 +63,25 @@ class LearnedBases:
         return self._by_variable(self._read())
 
     def following(
-        self, parts: Sequence[tf.Tensor], step: tf.Tensor
+        self, samples: Sequence[tf.Tensor], step: tf.Tensor
     ) -> tuple[list[list[Rotation]], list[state.Update], tf.Tensor]:
         """Learns from the exchange at hand.
 
         Args:
-          parts: of each variable, the sum over the workers: float32 coefficients in the bases in
-            use, as a vector.
+          samples: of the sums of variables with a side, ``Transform.samples``.
           step: int32 scalar, the number of the exchange.
 
         Returns:
           The bases for the next exchange; the state to store if the step is kept; and the bytes
           that this worker has contributed to agree on it, an int64 scalar.
         """
-        grams = []
-        for side, part, bases in zip(self._sides, parts, self.current(), strict=True):
-            if side is not None:
-                matrix = tf.reshape(part, [side.rows, side.columns])
-                sample = side.turn(side.sample(matrix, step), bases, inverse=True)
-                grams.extend(side.grams(sample))
+        sides = [side for side in self._sides if side is not None]
+        found = [
+            gram for side, sample in zip(sides, samples, strict=True) for gram in side.grams(sample)
+        ]
         grams = [
             DECAY * variable.read_value() + gram
-            for variable, gram in zip(self._grams, grams, strict=True)
+            for variable, gram in zip(self._grams, found, strict=True)
         ]
         old = self._read()
         none_sent = tf.constant(0, tf.int64)
