@@ -9,6 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_gradcomp import state
+from tf_gradcomp.ops.time_when_ready import time_when_ready
 
 
 @tf.function(autograph=False)
@@ -21,14 +22,19 @@ class Clock:
     """Notes when a step starts, and the seconds from then until each of some tensors is there.
 
     Only in a graph: where operations run one by one, all gradients are there before any exchange.
+    A step notes all of them, and reads what it has noted, in one graph.
     """
 
-    def __init__(self, num_tensors: int) -> None:
-        self._start, *self._times = (
-            # Each has a variable of its own, lest one waits for another.
-            state.host_zeros((), "time", tf.float64)
-            for _ in range(1 + num_tensors)
-        )
+    def __init__(self, num_tensors: int, device: str) -> None:
+        """Makes a clock.
+
+        Args:
+          num_tensors: how many are noted in each step.
+          device: where they are computed.
+        """
+        self._start = state.host_zeros((), "time", tf.float64)
+        self._in_host_memory = tf.DeviceSpec.from_string(device).device_type == "CPU"
+        self._noted: list[tf.Tensor | None] = [None] * num_tensors
 
     def start(self) -> None:
         """Notes the time as soon as the graph runs."""
@@ -40,18 +46,21 @@ class Clock:
         if tf.executing_eagerly():
             return
         values: Any = gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
-        # An element of it, in host memory, is there when a GPU has computed it, not when it has
-        # only been told to.
-        element = tf.reshape(values, [-1])[:1]
-        with tf.device("CPU:0"), tf.control_dependencies([tf.identity(element)]):
-            _set_to_now(self._times[position])
+        if not self._in_host_memory:
+            # An element of it, in host memory, is there when a GPU has computed it, not when it has
+            # only been told to.
+            values = tf.reshape(values, [-1])[:1]
+        self._noted[position] = time_when_ready(values)
 
     def read(self) -> tf.Tensor:
         """Returns what was noted in this step, float64 ``[1 + num_tensors]``; NaN if nothing was.
 
         First when it started, in seconds since some fixed time, then the seconds of each tensor.
         """
-        if tf.executing_eagerly():
-            return tf.fill([1 + len(self._times)], np.float64("nan"))
+        noted, self._noted = self._noted, [None] * len(self._noted)
+        times = [time for time in noted if time is not None]
+        if not times:
+            return tf.fill([1 + len(noted)], np.float64("nan"))
+        assert len(times) == len(noted), "a step notes all tensors"
         start = self._start.read_value()
-        return tf.stack([start, *(time.read_value() - start for time in self._times)])
+        return tf.concat([[start], tf.stack(times) - start], 0)

@@ -230,7 +230,7 @@ class ControlledSteering(Steering):
             shape = (self._period, 1 + len(indices))
             self._times = state.host_zeros(shape, "times", tf.float64)
             if costs.network.measured:
-                self._clock = Clock(len(indices))
+                self._clock = Clock(len(indices), collectives.device)
             else:
                 self._warn_of_no_times("Under op determinism", "could differ from run to run")
         self._before: list[tf.Variable] = []
