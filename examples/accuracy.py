@@ -3,8 +3,8 @@
 
     python examples/accuracy.py
 
-Trains the CNN of vision.py and the LSTM of language.py on two workers with each of some published
-methods, a launch for each run, and prints a table in Markdown for either task. That takes hours.
+Trains the CNN of vision.py and both models of language.py on two workers with each of some
+methods, a launch for each run, and prints a table in Markdown for each task. All of it takes a day.
 Results are kept in a folder, run by run: a study that was interrupted goes on where it was. After a
 change of code, begin with another folder.
 """
@@ -34,6 +34,14 @@ METHODS = {
     "C_nat": "natural",
     "DGC 0.1 %": str(methods.dgc(warmup=200)),
     "PowerSGD rank 4": "powersgd:rank=4",
+    "PowerSGD rank 2": "powersgd:rank=2",
+    "PowerSGD rank 1": "powersgd:rank=1",
+    "top-k 1 %": "topk",
+    "top-k 1 %, learned": "topk:view=learned",
+    "top-k 0.1 %": "topk:density=0.001",
+    "top-k 0.1 %, frequency": "topk:density=0.001,view=hidden",
+    "top-k 0.1 %, learned": "topk:density=0.001,view=learned",
+    "top-k 0.1 %, both": "topk:density=0.001,view=hidden+learned",
     "layer window": str(methods.layer_window()),
 }
 
@@ -42,7 +50,7 @@ class Task(NamedTuple):
     """What is trained, and how its outcome is judged.
 
     Attributes:
-      script: the example that trains it.
+      command: the example that trains it, and its options.
       result: what of its report counts.
       unit: a heading for that.
       value: from the report's figure to the one that is shown.
@@ -50,7 +58,7 @@ class Task(NamedTuple):
       difference_unit: a heading for that.
     """
 
-    script: str
+    command: tuple[str, ...]
     result: str
     unit: str
     value: Callable[[float], float]
@@ -58,23 +66,28 @@ class Task(NamedTuple):
     difference_unit: str
 
 
+def _language(model: str) -> Task:
+    return Task(
+        ("language.py", "--model", model),
+        "perplexity",
+        "test perplexity",
+        lambda perplexity: perplexity,
+        lambda value, dense: 100 * (value / dense - 1),
+        "%",
+    )
+
+
 TASKS = {
     "vision": Task(
-        "vision.py",
+        ("vision.py",),
         "test_accuracy",
         "test accuracy, %",
         lambda share: 100 * share,
         lambda value, dense: value - dense,
         "points",
     ),
-    "language": Task(
-        "language.py",
-        "perplexity",
-        "test perplexity",
-        lambda perplexity: perplexity,
-        lambda value, dense: 100 * (value / dense - 1),
-        "%",
-    ),
+    "language": _language("lstm"),
+    "transformer": _language("transformer"),
 }
 
 
@@ -110,8 +123,9 @@ def run(task: Task, compression: str, seed: int, path: Path) -> None:
     """Trains once on two workers. Ends the study with the run's exit code if it fails."""
     path.parent.mkdir(parents=True, exist_ok=True)
     written = path.with_suffix(".tmp")
-    print(f"=== {task.script}, {compression}, seed {seed}", flush=True)
-    command = [sys.executable, "-m", "tf_gradcomp", "launch", "-n", "2", FOLDER / task.script]
+    print(f"=== {' '.join(task.command)}, {compression}, seed {seed}", flush=True)
+    script, *options = task.command
+    command = [sys.executable, "-m", "tf_gradcomp", "launch", "-n", "2", FOLDER / script, *options]
     command += ["--compression", compression, "--seed", str(seed), "--report", written]
     code = subprocess.run(command, check=False).returncode
     if code:
@@ -121,7 +135,7 @@ def run(task: Task, compression: str, seed: int, path: Path) -> None:
 
 def print_table(task: Task, reports: dict[str, Sequence[dict[str, Any]]]) -> None:
     """Prints means, and half of the range; differences are those to dense runs of the same seed."""
-    print(f"\n### {task.script}\n")
+    print(f"\n### {' '.join(task.command)}\n")
     print(
         f"| | {task.unit} | to dense, {task.difference_unit} | single seeds "
         "| payload, bytes a step | ratio |"

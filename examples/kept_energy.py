@@ -53,7 +53,7 @@ def main() -> None:
     words = language.encode_words(language.read_text(args.text))
     print("\n### LSTM language model\n")
     adam = tf.keras.optimizers.Adam(2e-3)
-    report(language.build_model(), adam, language.sequences(words).repeat(), steps, args.density)
+    report(language.build_lstm(), adam, language.sequences(words).repeat(), steps, args.density)
 
 
 def report(model: Any, optimizer: Any, batches: Any, steps: list[int], density: float) -> None:

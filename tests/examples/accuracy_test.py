@@ -24,7 +24,7 @@ def runs(monkeypatch, tmp_path):
     calls = []
 
     def run(task, compression, seed, path):
-        calls.append((task.script, compression, seed))
+        calls.append((task.command[0], compression, seed))
         name = next(name for name, each in TASKS.items() if each is task)
         write_report(tmp_path, name, compression, seed, **{task.result: 0.9 - 0.01 * seed})
 
