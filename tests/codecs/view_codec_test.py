@@ -2,6 +2,7 @@
 """Views as parts: the oracle's coefficients along the axes that a name means, and back."""
 
 import math
+import re
 
 import numpy as np
 import pytest
@@ -9,7 +10,9 @@ import tensorflow as tf
 import view_reference
 
 from tf_gradcomp.codecs.base import VariableShape
+from tf_gradcomp.codecs.learned_basis import Rotation, Side
 from tf_gradcomp.codecs.view import View
+from tf_gradcomp.compression import Compression
 
 DENSE = VariableShape((36, 130), hidden=(3, 4, 3))
 CONVOLUTION = VariableShape((3, 5, 7, 65))
@@ -128,6 +131,103 @@ def test_unknown_views_are_refused(view):
         View(view)
 
 
+@pytest.mark.parametrize(
+    "view",
+    [
+        "learned+hidden",
+        "learned+learned",
+        "auto+learned",
+        "identity+learned",
+        "+learned",
+        "unlearned",
+    ],
+)
+def test_learned_is_the_last_name_of_axes(view):
+    with pytest.raises(ValueError, match=f"and, as the last, learned, .* got '{re.escape(view)}'"):
+        View(view)
+
+
 def test_unknown_bases_are_refused():
     with pytest.raises(ValueError, match="basis must be one of dct, fft, got 'haar'"):
         View("auto", "haar")
+
+
+# --- Learned bases -------------------------------------------------------------------------------
+
+LEARNED = ["learned", "hidden+learned", "output+input+learned"]
+
+
+def rotation(rng, size, rank):
+    """Returns an orthogonal matrix as its two factors, and as it is: a product of reflections."""
+    directions = rng.normal(size=(rank, size))
+    dense = np.eye(size)
+    for one in directions:
+        dense = dense @ (np.eye(size) - 2 * np.outer(one, one) / (one @ one))
+    vectors, values, others = np.linalg.svd(np.eye(size) - dense)
+    left, right = vectors[:, :rank] * values[:rank], others[:rank]
+    return Rotation(tf.constant(left, tf.float32), tf.constant(right, tf.float32)), dense
+
+
+@pytest.mark.parametrize("view", LEARNED)
+def test_learned_bases_turn_what_the_axes_before_them_make_of_a_variable(rng, view):
+    """Variables without a side are transformed along the axes all the same."""
+    variables = [VECTOR, DENSE, VariableShape((7, 1)), CONVOLUTION, VariableShape((1,))]
+    transform = View(view).fit(variables)
+    assert transform.learned == (None, Side(36, 130, True), None, Side(105, 65, False), None)
+    rotations = {1: rotation(rng, 36, 5), 3: rotation(rng, 65, 9)}
+    bases = [[rotations[i][0]] if i in rotations else [] for i in range(len(variables))]
+    parts = [rng.normal(size=v.num_elements).astype(np.float32) for v in variables]
+    bucket = np.concatenate(parts)
+    turned = transform.at(bases=bases)
+    coefficients = turned.forward(tf.constant(bucket))
+    axes = view.removesuffix("learned").removesuffix("+") or "identity"
+    expected = [oracle(p, v, axes, "dct") for p, v in zip(parts, variables, strict=True)]
+    for index, side in enumerate(transform.learned):
+        if side is not None:
+            matrix, (_, dense) = expected[index].reshape(side[:2]), rotations[index]
+            matrix = dense.T @ matrix if side.is_left else matrix @ dense
+            expected[index] = matrix.ravel()
+    np.testing.assert_allclose(coefficients, np.concatenate(expected), rtol=0, atol=2e-5)
+    np.testing.assert_allclose(turned.inverse(coefficients, bucket.size), bucket, rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize("view", LEARNED)
+def test_without_bases_the_axes_are_all_of_a_view(rng, view):
+    variables = [DENSE, CONVOLUTION, VECTOR]
+    bucket = rng.normal(size=sum(v.num_elements for v in variables)).astype(np.float32)
+    axes = view.removesuffix("learned").removesuffix("+") or "identity"
+    plain, learned = View(axes).fit(variables), View(view).fit(variables)
+    assert learned.candidates == ((view,),) * 3
+    zeros = [
+        [Rotation(tf.zeros((n, 32)), tf.zeros((32, n))) for n in blocks]
+        for blocks in ([36], [65], [])
+    ]
+    for transform in (learned, learned.at(), learned.at(bases=zeros)):
+        coefficients = transform.forward(tf.constant(bucket))
+        np.testing.assert_array_equal(coefficients, plain.forward(tf.constant(bucket)))
+        np.testing.assert_array_equal(
+            transform.inverse(coefficients, bucket.size),
+            plain.inverse(coefficients, bucket.size),
+        )
+
+
+@pytest.mark.parametrize("view", LEARNED)
+def test_a_bucket_of_which_nothing_is_known_has_no_side(rng, view):
+    bucket = tf.constant(rng.normal(size=5000), tf.float32)
+    assert View(view).fit([VariableShape((5000,))]).learned == (None,)
+    axes = view.removesuffix("learned").removesuffix("+") or "identity"
+    np.testing.assert_array_equal(View(view).forward(bucket), View(axes).forward(bucket))
+
+
+@pytest.mark.parametrize(
+    "view", ["identity", "auto", "flat", "output+input", "learned", "hidden+learned"]
+)
+def test_specs_say_whether_a_basis_is_learned(view):
+    spec = "topk:density=0.001" + ("" if view == "identity" else f",view={view}")
+    compression = Compression.from_spec(spec)
+    assert compression.to_spec() == spec
+    assert Compression.from_dict(compression.to_dict()) == compression
+    is_learned = view.endswith("learned")
+    assert compression.learns == compression.changes == is_learned
+    learned = compression.build().transform.fit([DENSE]).learned
+    assert learned == ((Side(36, 130, True),) if is_learned else ())
