@@ -127,7 +127,9 @@ def test_kept_energy_is_that_of_the_largest_coefficients(rng):
     "view", ["", "rows", "auto+input", "input+input", "identity+input", 3, None]
 )
 def test_unknown_views_are_refused(view):
-    with pytest.raises(ValueError, match="view must be identity, auto, or some of output, input"):
+    with pytest.raises(
+        ValueError, match=r"must be identity, auto, auto\+learned, or some of output, in"
+    ):
         View(view)
 
 
@@ -136,7 +138,8 @@ def test_unknown_views_are_refused(view):
     [
         "learned+hidden",
         "learned+learned",
-        "auto+learned",
+        "learned+auto",
+        "auto+hidden+learned",
         "identity+learned",
         "+learned",
         "unlearned",
@@ -220,7 +223,8 @@ def test_a_bucket_of_which_nothing_is_known_has_no_side(rng, view):
 
 
 @pytest.mark.parametrize(
-    "view", ["identity", "auto", "flat", "output+input", "learned", "hidden+learned"]
+    "view",
+    ["identity", "auto", "auto+learned", "flat", "output+input", "learned", "hidden+learned"],
 )
 def test_specs_say_whether_a_basis_is_learned(view):
     spec = "topk:density=0.001" + ("" if view == "identity" else f",view={view}")
@@ -230,4 +234,59 @@ def test_specs_say_whether_a_basis_is_learned(view):
     is_learned = view.endswith("learned")
     assert compression.learns == compression.changes == is_learned
     learned = compression.build().transform.fit([DENSE]).learned
-    assert learned == ((Side(36, 130, True),) if is_learned else ())
+    assert learned == (Side(36, 130, True) if is_learned else None,)
+
+
+def test_candidates_have_learned_bases_of_sides_that_no_axis_of_theirs_is_on():
+    transform = View("auto+learned").fit([DENSE, CONVOLUTION, VECTOR])
+    assert transform.candidates == (
+        # All of `hidden` and `input` is on the shorter side.
+        ("identity", "hidden", "output", "input", "learned", "output+learned"),
+        (
+            *("identity", "spatial", "output", "input"),
+            *("learned", "spatial+learned", "input+learned"),
+        ),
+        ("identity",),
+    )
+    assert transform.learned_candidates() == [
+        [False] * 4 + [True] * 2 + [False],
+        [False] * 4 + [True] * 3,
+        [False] * 7,
+    ]
+    # One of its axes is along the side of 20, the other is not.
+    (names,) = View("auto+learned").fit([VariableShape((20, 30))]).candidates
+    assert names == ("identity", "output", "input", "output+input", "learned", "output+learned")
+
+
+@pytest.mark.parametrize(
+    "variable",
+    [
+        DENSE,
+        VariableShape((3, 5, 8, 65)),
+        VariableShape((210, 96), hidden=(5, 6, 7)),
+        VariableShape((64, 100)),
+        VariableShape((1, 3, 70, 100)),
+        VariableShape((9, 9, 3, 64)),
+        VariableShape((90, 2, 33)),
+        VariableShape((3, 30, 88)),
+    ],
+    ids=lambda variable: "x".join(map(str, variable.shape)),
+)
+def test_in_any_view_a_basis_is_learned_from_the_same_gram_matrix(rng, variable):
+    """Of all samples: what is transformed along the other side changes which one holds what."""
+    transform = View("auto+learned").fit([VECTOR, variable])
+    side = transform.learned[1]
+    bases = [[], [rotation(rng, side.length, 5)[0]]]
+    bucket = rng.normal(size=200 + variable.num_elements).astype(np.float32)
+    matrix = bucket[200:].reshape(side[:2]).astype(np.float64)
+    expected = matrix @ matrix.T if side.is_left else matrix.T @ matrix
+    num_samples, rest = divmod(side.across, side.num_sampled)
+    assert rest == 0
+    for number in range(len(transform.candidates[1])):
+        now = transform.at(tf.constant([0, number]), bases)
+        coefficients = now.forward(tf.constant(bucket))
+        total = np.zeros_like(expected)
+        for step in range(3, 3 + num_samples):
+            (sample,) = now.samples(coefficients, tf.constant(step))
+            total += side.grams(sample)[0].numpy()
+        np.testing.assert_allclose(total, expected, rtol=0, atol=1e-5 * expected.max())
