@@ -222,14 +222,14 @@ class CompressedExchange:
             )
         sums = unpack(sent.bucket, gradients)
         narrow = [total for total in sums if total.dtype.size < tf.float32.size]
-        lost, momentum = sent.lost, sent.momentum
+        left, momentum = self._feedback.left(sent.lost, learning_rate), sent.momentum
         updates: list[state.Update] = []
         if self._choice is not None or self._bases is not None:
-            more, lost, momentum = self._follow(
-                packed, sent.coefficients, lost, momentum, draw.step
+            more, left, momentum = self._follow(
+                packed, sent.coefficients, left, momentum, draw.step
             )
             updates.extend(more)
-        updates.extend(self._feedback.following(lost, learning_rate))
+        updates.extend(self._feedback.following(left, learning_rate))
         if self._momentum is not None:
             updates.append((self._momentum.variable, *momentum))
         return Reduced(sums, lambda: sent.finite & all_finite(narrow), updates, self._withholds)

@@ -17,6 +17,7 @@ from tf_gradcomp.codecs import learned_basis
 from tf_gradcomp.codecs.learned_basis import Rotation, Side
 from tf_gradcomp.costs import BYTES_PER_WORD
 from tf_gradcomp.exchange_state import GRAM
+from tf_gradcomp.exchanges.base import all_finite
 from tf_gradcomp.same_bits import of_worker_0, same_everywhere
 from tf_gradcomp.transports.base import Collectives
 
@@ -80,7 +81,7 @@ class LearnedBases:
             gram for side, sample in zip(sides, samples, strict=True) for gram in side.grams(sample)
         ]
         grams = [
-            DECAY * variable.read_value() + gram
+            _averaged(variable.read_value(), gram)
             for variable, gram in zip(self._grams, found, strict=True)
         ]
         old = self._read()
@@ -136,6 +137,13 @@ class LearnedBases:
         return [
             [] if side is None else [next(blocks) for _ in side.blocks()] for side in self._sides
         ]
+
+
+def _averaged(before: tf.Tensor, gram: tf.Tensor) -> tf.Tensor:
+    """Returns the next Gram matrix. One beyond float32 is left out: it would never fade."""
+    faded = DECAY * before
+    total = faded + gram
+    return tf.where(all_finite([total]), total, faded)
 
 
 def _leading(*arrays: np.ndarray) -> list[np.ndarray]:

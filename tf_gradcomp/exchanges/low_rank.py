@@ -107,7 +107,8 @@ class LowRankExchange:
         ]
         updates = list(zip(self._factors, outcome.factors, strict=True))
         lost = [meant - pack([*outcome.sent, *raw], tf.float32) for _ in self.residuals]
-        updates.extend(self._feedback.following(lost, learning_rate))
+        left = self._feedback.left(lost, learning_rate)
+        updates.extend(self._feedback.following(left, learning_rate))
         return Reduced(sums, lambda: all_finite(sums), updates)
 
     def _sum(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:

@@ -66,21 +66,30 @@ class ErrorFeedback:
         scale = self._rate.scale(learning_rate)
         return [scale * value for value in values]
 
-    def following(
-        self, lost: Sequence[tf.Tensor], learning_rate: tf.Tensor | None
-    ) -> list[state.Update]:
-        """Returns the next state, if this step has lost that much."""
+    def left(self, lost: Sequence[tf.Tensor], learning_rate: tf.Tensor | None) -> list[tf.Tensor]:
+        """Returns what is left over after this step, one tensor for each residual.
+
+        Args:
+          lost: what the step has lost, with what was repaid. If it updates nothing, what was left
+            before it still is.
+          learning_rate: as in ``repaid``.
+        """
         if self._rate is None or learning_rate is None:
-            return list(zip(self.residuals, lost, strict=True))
-        kept = tf.cond(
+            return list(lost)
+        return tf.cond(
             self._rate.updates(learning_rate),
             lambda: list(map(tf.identity, lost)),
             lambda: [residual.read_value() for residual in self.residuals],
         )
-        return [
-            *zip(self.residuals, kept, strict=True),
-            (self._rate.variable, self._rate.following(learning_rate)),
-        ]
+
+    def following(
+        self, left: Sequence[tf.Tensor], learning_rate: tf.Tensor | None
+    ) -> list[state.Update]:
+        """Returns the next state, if that much is ``left``."""
+        updates: list[state.Update] = list(zip(self.residuals, left, strict=True))
+        if self._rate is not None and learning_rate is not None:
+            updates.append((self._rate.variable, self._rate.following(learning_rate)))
+        return updates
 
     def in_updates(self, residual: tf.Tensor) -> tf.Tensor:
         """Multiplies what is left over by its learning rate, if that matters."""
