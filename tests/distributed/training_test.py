@@ -183,6 +183,18 @@ def test_views_are_chosen_alike_and_reported():
     assert set(results[0]["views"].values()) != {"identity"}
 
 
+def test_bases_are_learned_alike_and_traced_once():
+    # Of 24 exchanges, the twentieth makes new ones.
+    results = train("--compression=topk:density=0.01,view=learned", "--epochs=3")
+    assert_workers_agree(results)
+    assert_learned(results[0])
+    assert results[0]["bases"] == results[1]["bases"]
+    assert any(results[0]["bases"])
+    for result in results:
+        before_the_first_step, in_all = result["traces"]
+        assert before_the_first_step == in_all > 0
+
+
 @pytest.mark.parametrize(
     "arguments",
     [

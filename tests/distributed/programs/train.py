@@ -152,6 +152,7 @@ def main() -> None:
         plans=[plan.summary() for plan in strategy.plans],
         facts=[fact.value for plan in strategy.plans for fact in plan.facts()],
         views=strategy.views,
+        bases=_bases(strategy),
         residual_norms=_residual_norms(strategy),
         last_rates=_last_rates(strategy),
         iterations=int(tf.convert_to_tensor(model.optimizer.iterations)),
@@ -206,6 +207,17 @@ def _residual_norms(strategy: tfgc.CompressedMultiWorkerMirroredStrategy) -> lis
         float(tf.norm(residual))
         for exchange in _exchanges(strategy)
         for residual in getattr(exchange, "residuals", [])
+    ]
+
+
+def _bases(strategy: tfgc.CompressedMultiWorkerMirroredStrategy) -> list[str]:
+    """What is learned of each basis; empty where it is nothing."""
+    return [
+        hashlib.sha256(value.tobytes()).hexdigest()[:16] if value.any() else ""
+        for exchange in _exchanges(strategy)
+        for name, variable in exchange.memory.items()
+        if name.startswith("basis")
+        for value in [variable.numpy()]
     ]
 
 
