@@ -20,7 +20,7 @@ def same_everywhere(collectives: Collectives, tensors: Sequence[tf.Tensor]) -> t
     Returns:
       A bool for each, the same on all workers.
     """
-    gathered = collectives.all_gather(tf.stack(list(map(_sum_of_bits, tensors))))
+    gathered = collectives.all_gather(tf.stack(list(map(_checksum, tensors))))
     return tf.reduce_all(tf.equal(gathered, gathered[:1]), axis=0)
 
 
@@ -30,12 +30,18 @@ def of_worker_0(collectives: Collectives, tensor: tf.Tensor) -> tf.Tensor:
     return collectives.all_reduce(tensor if is_source else tf.zeros_like(tensor))
 
 
-def _sum_of_bits(tensor: tf.Tensor) -> tf.Tensor:
-    """Returns an int32 scalar: the sum, modulo 2^32, of a tensor's bits in words."""
+def _checksum(tensor: tf.Tensor) -> tf.Tensor:
+    """Returns an int32 scalar: the sum, modulo 2^32, of the words of a tensor times odd numbers.
+
+    A plain sum is the same if elements trade places, or if an even number of them change their
+    signs, as eigenvectors do. So words count by their places, and the sign among the lower bits.
+    """
     if tensor.dtype.size < tf.int32.size:
         words = tf.cast(
             tf.bitcast(tensor, {1: tf.uint8, 2: tf.uint16}[tensor.dtype.size]), tf.int32
         )
     else:
         words = tf.bitcast(tensor, tf.int32)
-    return tf.reduce_sum(words)
+    words = tf.reshape(words, [-1])
+    mixed = tf.bitwise.bitwise_xor(words, tf.bitwise.right_shift(words, 15))
+    return tf.reduce_sum(mixed * (2 * tf.range(tf.size(words)) + 1))
