@@ -176,12 +176,16 @@ def leading_rotation(gram: np.ndarray, rank: int) -> tuple[np.ndarray, np.ndarra
         their place.
 
     Returns:
-      ``(left, right)``, as in ``Rotation``; ``None`` if it is zero, or not finite.
+      ``(left, right)``, as in ``Rotation``; ``None`` if it is zero, or not finite, or has no
+      eigenvectors that LAPACK could find.
     """
     energy = float(np.trace(gram, dtype=np.float64))
     if not math.isfinite(energy) or energy <= 0 or not np.all(np.isfinite(gram)):
         return None
-    values, vectors = np.linalg.eigh(gram.astype(np.float64) / energy)
+    try:
+        values, vectors = np.linalg.eigh(gram.astype(np.float64) / energy)
+    except np.linalg.LinAlgError:  # which must not end one worker while the others wait
+        return None
     leading = vectors[:, ::-1][:, :rank]
     leading = leading[:, values[::-1][:rank] > _NEGLIGIBLE * values[-1]]
     left, right = completed(leading)
