@@ -29,6 +29,7 @@ from tf_gradcomp.exchange_state import (
     SavedStates,
 )
 from tf_gradcomp.exchanges import CompressedExchange, Exchange
+from tf_gradcomp.exchanges.assumption import Assumption
 from tf_gradcomp.exchanges.base import Chosen
 from tf_gradcomp.steering import Steering
 
@@ -45,6 +46,7 @@ class PlanInUse:
       steerings: what decides on some of these.
       counter: int32 scalar, exchanges so far.
       owners: the key of each variable, in the plan's order, and the variable itself.
+      assumption: measures what dropping items costs; ``None`` if nothing does.
       drift_watch: compares the workers' variables; ``None`` if nothing does.
       elsewhere: keys of the variables of which other plans may hold what is left over.
       num_before: exchanges before this process began with them.
@@ -56,6 +58,7 @@ class PlanInUse:
     steerings: list[Steering]
     counter: tf.Variable
     owners: dict[str, weakref.ref[Any]]
+    assumption: Assumption | None
     drift_watch: DriftWatch | None
     elsewhere: set[str]
     num_before: int = 0

@@ -28,6 +28,7 @@ from tf_gradcomp.exchanges import (
     RowSparseExchange,
     make_exchange,
 )
+from tf_gradcomp.exchanges.assumption import Assumption, Dropped
 from tf_gradcomp.exchanges.base import Reduced, all_finite, nan_unless
 from tf_gradcomp.plan_in_use import PlanInUse
 from tf_gradcomp.policy import Policy, VariableInfo
@@ -113,17 +114,17 @@ class GradientReducer:
         return found
 
     def deltas(self, keys: Collection[str] | None = None) -> dict[str, float]:
-        """Returns the last ``Assumption.delta`` by the variable's name, where it is measured.
+        """Returns the last delta of ``Assumption`` by the variable's name, where it is measured.
 
         Args:
           keys: the keys of the variables that matter; ``None`` for all.
         """
         return {
-            entry.plan.variables[index].name: exchange.delta
+            entry.plan.variables[index].name: delta
             for entry in self._by_use(keys)
-            for exchange in entry.exchanges
-            if isinstance(exchange, CompressedExchange) and exchange.delta is not None
-            for index in exchange.bucket.indices
+            if entry.assumption is not None
+            for number, delta in entry.assumption.deltas().items()
+            for index in entry.plan.buckets[number].indices
         }
 
     def next_number(self, keys: Collection[str]) -> int:
@@ -276,6 +277,7 @@ class GradientReducer:
                 steering.note(gradients)
             chosen = entry.chosen()
             withheld: list[tuple[Sequence[int], Reduced]] = []
+            dropped: list[Callable[[], Dropped]] = []
             for number, exchange in enumerate(entry.exchanges):
                 indices = exchange.bucket.indices
                 members = [gradients[index] for index in indices]
@@ -290,6 +292,10 @@ class GradientReducer:
                 updates.extend(reduced.updates)
                 if reduced.withholds:
                     withheld.append((indices, reduced))
+                if reduced.dropped is not None:
+                    dropped.append(reduced.dropped)
+            if entry.assumption is not None:
+                entry.assumption.check(step, dropped)
             if withheld:
                 is_finite = self._agree_on([reduced.finite() for _, reduced in withheld])
                 finite.append(lambda: is_finite)
@@ -368,6 +374,12 @@ class GradientReducer:
             make_exchange(plan, number, self.collectives) for number in range(len(plan.buckets))
         ]
         counter = state.host_zeros((), "exchanges")
+        checked = [
+            number
+            for number, exchange in enumerate(exchanges)
+            if isinstance(exchange, CompressedExchange) and exchange.checks_assumption
+        ]
+        assumption = Assumption(checked, self.collectives) if checked else None
         watch = None
         if self._drift_check is not None:
             refs = tuple(owners.values())
@@ -375,7 +387,9 @@ class GradientReducer:
         costs = AssumedCosts() if self._costs is None else self._costs
         with tf.init_scope(), tf.device(self.collectives.device):
             steerings = make_steerings(plan, tuple(owners.values()), self.collectives, costs)
-        entry = PlanInUse(plan, exchanges, steerings, counter, dict(owners), watch, set(owners))
+        entry = PlanInUse(
+            plan, exchanges, steerings, counter, dict(owners), assumption, watch, set(owners)
+        )
         with tf.init_scope(), tf.device(self.collectives.device):
             if self._saved:
                 entry.restore(self._saved)

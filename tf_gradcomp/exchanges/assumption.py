@@ -15,7 +15,8 @@ Source: Shi et al., "Layer-wise Adaptive Gradient Sparsification", ECAI 2020 (ar
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import tensorflow as tf
 
@@ -27,48 +28,73 @@ from tf_gradcomp.transports.base import Collectives
 _SKETCH_SIZE = 251
 
 
+class Dropped(NamedTuple):
+    """What one worker dropped of a bucket.
+
+    Attributes:
+      meant: its coefficients and what was left over, float32.
+      lost: what is left over now, of the same shape.
+      density: float64 scalar, the share of the items that it has sent.
+    """
+
+    meant: tf.Tensor
+    lost: tf.Tensor
+    density: tf.Tensor
+
+
 class Assumption:
-    """The last delta of one bucket.
+    """The last delta of some buckets.
 
     The sums over the workers are never made: norms are those of sketches, of which 251 numbers
     each are sent (Alon, Matias and Szegedy, STOC 1996). An energy is thereby off by a factor with a
     standard deviation of 9 %, and exact for a bucket of no more items. It is measured at the
     exchanges of ``view_choice.is_due``: ever less often.
 
+    All buckets are looked at when the last one has been exchanged, in one condition: one for each
+    would make the next exchange wait.
+
     Attributes:
-      delta: float64 variable; 0 where nothing was dropped, or not measured yet.
+      numbers: those of the buckets in the plan.
     """
 
-    def __init__(self, collectives: Collectives) -> None:
+    def __init__(self, numbers: Sequence[int], collectives: Collectives) -> None:
+        self.numbers = tuple(numbers)
         self._collectives = collectives
-        self.delta = state.host_zeros((), "delta", tf.float64)
+        self._deltas = state.host_zeros((len(self.numbers),), "deltas", tf.float64)
 
-    def check(
-        self,
-        step: tf.Tensor,
-        meant_and_lost: Callable[[], tuple[tf.Tensor, tf.Tensor]],
-        density: tf.Tensor,
-    ) -> None:
+    def deltas(self) -> dict[int, float]:
+        """Returns the last delta by the bucket's number.
+
+        0 where nothing was dropped, or not measured yet. Reads the state, so not in a graph.
+        """
+        return dict(zip(self.numbers, self._deltas.numpy().tolist(), strict=True))
+
+    def check(self, step: tf.Tensor, buckets: Sequence[Callable[[], Dropped]]) -> None:
         """Measures if it is time to.
 
         Args:
           step: int32 scalar, the number of the exchange.
-          meant_and_lost: makes this worker's coefficients and what was left over, float32, and what
-            is left over now, of the same shape.
-          density: float64 scalar, the share of the items that this worker sends.
+          buckets: what was dropped of each of ``numbers``.
         """
 
         def measure() -> tf.Tensor:
-            flat = tf.stack([tf.reshape(tensor, [-1]) for tensor in meant_and_lost()])
-            sketches = self._collectives.all_reduce(_sketches(flat, step))
-            energies = tf.reduce_sum(tf.square(tf.cast(sketches, tf.float64)), axis=1)
-            expected = (1 - density) * energies[0]
-            new = tf.math.divide_no_nan(energies[1], expected)
+            dropped = [bucket() for bucket in buckets]
+            sketches = [
+                _sketches(
+                    tf.stack([tf.reshape(each.meant, [-1]), tf.reshape(each.lost, [-1])]), step
+                )
+                for each in dropped
+            ]
+            sums = self._collectives.all_reduce(tf.stack(sketches))
+            energies = tf.reduce_sum(tf.square(tf.cast(sums, tf.float64)), axis=2)
+            expected = (1 - tf.stack([each.density for each in dropped])) * energies[:, 0]
+            new = tf.math.divide_no_nan(energies[:, 1], expected)
             # A step that is not finite is going to be skipped, and says nothing.
-            return self.delta.assign(tf.where(tf.math.is_finite(new), new, self.delta))
+            old = self._deltas.read_value()
+            return self._deltas.assign(tf.where(tf.math.is_finite(new), new, old))
 
         with tf.name_scope("assumption"):
-            tf.cond(is_due(step), measure, self.delta.read_value)
+            tf.cond(is_due(step), measure, self._deltas.read_value)
 
 
 def _sketches(rows: tf.Tensor, step: tf.Tensor) -> tf.Tensor:

@@ -13,6 +13,7 @@ import tensorflow as tf
 from tf_gradcomp import state
 from tf_gradcomp.compression import Compression
 from tf_gradcomp.exchange_state import OF_WORKERS, Share
+from tf_gradcomp.exchanges.assumption import Dropped
 from tf_gradcomp.plan import Bucket
 
 
@@ -26,12 +27,14 @@ class Reduced(NamedTuple):
       updates: the state to store if the step is kept.
       withholds: whether the bucket may be kept back whole. No other worker then sees whether it is
         finite, and ``finite`` is this worker's own answer.
+      dropped: makes what this worker dropped, if the assumption behind that is to be checked.
     """
 
     gradients: list[tf.Tensor | tf.IndexedSlices]
     finite: Callable[[], tf.Tensor]
     updates: Sequence[state.Update] = ()
     withholds: bool = False
+    dropped: Callable[[], Dropped] | None = None
 
 
 class Chosen(NamedTuple):

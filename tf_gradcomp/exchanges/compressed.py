@@ -21,7 +21,7 @@ from tf_gradcomp.compression import Compression
 from tf_gradcomp.controllers import view_choice
 from tf_gradcomp.costs import BYTES_PER_WORD
 from tf_gradcomp.exchange_state import RESIDUAL, Share
-from tf_gradcomp.exchanges.assumption import Assumption
+from tf_gradcomp.exchanges.assumption import Dropped
 from tf_gradcomp.exchanges.base import (
     Chosen,
     Reduced,
@@ -67,6 +67,7 @@ class CompressedExchange:
 
     Attributes:
       bucket: which gradients it exchanges.
+      checks_assumption: whether it says what it drops; see ``Assumption``.
       sent: int64 variable: bytes that this worker has contributed so far; ``None`` where these are
         the same in each exchange.
     """
@@ -110,11 +111,11 @@ class CompressedExchange:
         self._is_told = bool(compression.controller or compression.scheduled)
         self._start_after = compression.start_after
         self._withholds = compression.withholds
-        self._assumption = None
         controller = compression.controller
         # Without error feedback, nobody knows what is dropped.
-        if controller and controller.checks_assumption and compression.error_feedback:
-            self._assumption = Assumption(collectives)
+        self.checks_assumption = bool(
+            controller and controller.checks_assumption and compression.error_feedback
+        )
         self._feedback = ErrorFeedback(compression, shapes, collectives.device)
         self._momentum = _momentum(compression, self._layout.shape, collectives)
 
@@ -126,11 +127,6 @@ class CompressedExchange:
         sums, if the transport encodes these. Empty without error feedback.
         """
         return self._feedback.residuals
-
-    @property
-    def delta(self) -> float | None:
-        """The last measured one, of ``Assumption``; ``None`` if none is."""
-        return None if self._assumption is None else float(self._assumption.delta)
 
     @property
     def memory(self) -> dict[str, tf.Variable]:
@@ -214,12 +210,13 @@ class CompressedExchange:
             with tf.device("CPU:0"):  # as all that becomes a number of items
                 chosen = chosen._replace(density=self._density_schedule(draw.step))
         sent = self._send(transform, meant, residuals, draw, chosen)
-        if self._assumption is not None:
-            self._assumption.check(
-                draw.step,
-                lambda: (meant + self._merged(residuals), self._merged(sent.lost)),
-                chosen.density,
-            )
+        density = chosen.density
+
+        def dropped() -> Dropped:
+            assert density is not None
+            meant_in_all = meant + self._merged(residuals)
+            return Dropped(meant_in_all, self._merged(sent.lost), density)
+
         sums = unpack(sent.bucket, gradients)
         narrow = [total for total in sums if total.dtype.size < tf.float32.size]
         left, momentum = self._feedback.left(sent.lost, learning_rate), sent.momentum
@@ -232,7 +229,13 @@ class CompressedExchange:
         updates.extend(self._feedback.following(left, learning_rate))
         if self._momentum is not None:
             updates.append((self._momentum.variable, *momentum))
-        return Reduced(sums, lambda: sent.finite & all_finite(narrow), updates, self._withholds)
+        return Reduced(
+            sums,
+            lambda: sent.finite & all_finite(narrow),
+            updates,
+            self._withholds,
+            dropped if self.checks_assumption else None,
+        )
 
     def _send(
         self,
