@@ -36,6 +36,7 @@ METHODS = {
     "PowerSGD rank 4": "powersgd:rank=4",
     "PowerSGD rank 2": "powersgd:rank=2",
     "PowerSGD rank 1": "powersgd:rank=1",
+    "top-k 1 % + C_nat, global momentum": "topk:values=natural,global_momentum=0.9",
     "top-k 1 %": "topk",
     "top-k 1 %, learned": "topk:view=learned",
     "top-k 0.1 %": "topk:density=0.001",
