@@ -7,16 +7,21 @@ import pytest
 import steered
 from steered import Job, gradient
 
-from tf_gradcomp.policy import VariableInfo
+from tf_gradcomp.policy import Policy, VariableInfo
+from tf_gradcomp.reducer import GradientReducer
 
 known_by_name = steered.known_by_name
 INFO = VariableInfo("c", (12, 20), "float32")  # a norm of so few is exact
 DENSITY = 0.1
 
 
-def top_k(values):
+SHAPES = {"a": (12, 20), "b": (10, 11), "c": (9, 25), "d": (12, 12)}
+SHARES = {"a": 0.1, "b": 0.25, "c": 0.02}
+
+
+def top_k(values, density=DENSITY):
     mask = np.zeros(values.size, bool)
-    mask[np.argsort(-np.abs(values))[: int(np.ceil(DENSITY * values.size))]] = True
+    mask[np.argsort(-np.abs(values))[: int(np.ceil(density * values.size))]] = True
     return mask
 
 
@@ -52,6 +57,39 @@ def test_delta_is_that_of_numpy(num_workers, momentum):
         for found in outcomes:
             assert found[step] == {"c": pytest.approx(expected, rel=1e-4)}
     assert 0 < expected < 1
+
+
+def test_each_bucket_has_its_own():
+    """Of other sizes and densities, beside one of which nothing is known; one has a NaN."""
+    infos = [VariableInfo(name, shape, "float32") for name, shape in SHAPES.items()]
+
+    def work(collectives):
+        spec = "transport=all_gather,controller=lags(period=99)"
+        rules = [(name, f"topk:density={share},{spec}") for name, share in SHARES.items()]
+        job = Job(collectives, "none", infos)
+        job.reducer = GradientReducer(Policy("none", (*rules, ("d", "topk"))), collectives)
+        job.step(0, names="abcd")
+        before = job.reducer.deltas()
+
+        def spoil(worker, step, values):
+            if worker == 1:
+                values[1][0, 0] = np.nan
+
+        job.step(1, spoil, names="abcd")
+        return before, job.reducer.deltas()
+
+    outcomes = loopback.run_workers(2, work)
+    for before, after in outcomes:
+        assert set(before) == set(after) == set(SHARES)
+        for info in infos[:3]:
+            share = SHARES[info.name]
+            meant = np.array([gradient(worker, 0, info).ravel() for worker in range(2)])
+            lost = np.array([np.where(top_k(own, share), 0, own) for own in meant])
+            random = (1 - share) * np.square(meant.sum(axis=0)).sum()
+            expected = np.square(lost.sum(axis=0)).sum() / random
+            assert before[info.name] == pytest.approx(expected, rel=1e-4)
+        assert after["b"] == before["b"]
+        assert after["a"] != before["a"] and after["c"] != before["c"]
 
 
 def test_a_sum_that_lacks_an_item_of_each_worker_can_be_worse_than_a_random_one():

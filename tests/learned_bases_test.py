@@ -244,6 +244,8 @@ def test_nothing_is_lost_when_bases_change(short_period, small_blocks, spec):
                 sent[name] = sent[name] + weight * total.astype(np.float64)
             numbers = range(len(job.exchanges))
             seen.add(b"".join(basis.tobytes() for i in numbers for basis in job.bases(i)))
+        if "auto" in spec:
+            assert any(view.endswith("learned") for view in job.reducer.views().values())
         num_bytes = sum(int(exchange.sent) for exchange in job.exchanges)
         handed_over = 4 * (collectives.words_sent + collectives.words_reduced)
         return sums_of_steps, sent, job.left(), job.memory(), len(seen), num_bytes - handed_over

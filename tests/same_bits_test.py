@@ -65,6 +65,17 @@ def test_bits_count_and_not_values():
     assert loopback.run_workers(2, work) == [[False, True, True]] * 2
 
 
+def test_a_word_is_told_from_its_complement():
+    """As 0 from -1, which are others in all bits."""
+
+    def work(collectives):
+        words = tf.constant([0, 7, 2**31 - 1]) ^ tf.constant(-collectives.worker_index)
+        alike = [words[:1], words[1:2], words[2:]]
+        return same_everywhere(collectives, alike).numpy().tolist()
+
+    assert loopback.run_workers(2, work) == [[False] * 3] * 2
+
+
 def test_all_take_the_first_one_s(rng):
     values = rng.normal(size=(3, 5, 7)).astype(np.float32)
 

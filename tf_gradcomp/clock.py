@@ -38,6 +38,8 @@ class Clock:
 
     def start(self) -> None:
         """Notes the time as soon as the graph runs."""
+        # What was noted when a function could not be traced to its end is of no use.
+        self._noted = [None] * len(self._noted)
         with tf.device("CPU:0"):
             _set_to_now(self._start)
 

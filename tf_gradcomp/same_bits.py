@@ -43,5 +43,9 @@ def _checksum(tensor: tf.Tensor) -> tf.Tensor:
     else:
         words = tf.bitcast(tensor, tf.int32)
     words = tf.reshape(words, [-1])
-    mixed = tf.bitwise.bitwise_xor(words, tf.bitwise.right_shift(words, 15))
+    # As unsigned words: shifting in the sign would make a word and its complement alike.
+    unsigned = tf.bitcast(words, tf.uint32)
+    mixed = tf.bitcast(
+        unsigned ^ tf.bitwise.right_shift(unsigned, tf.constant(15, tf.uint32)), tf.int32
+    )
     return tf.reduce_sum(mixed * (2 * tf.range(tf.size(words)) + 1))

@@ -98,13 +98,13 @@ class Side(NamedTuple):
 
     @property
     def _stride(self) -> int:
-        return min(max(1, self.length // RANK), self.across)
+        return min(max(1, max(self.blocks()) // RANK), self.across)
 
     def sample(self, matrix: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
         """Returns some columns, or rows, that stand for all in a Gram matrix.
 
-        One in ``n / RANK``, others at each step: that takes half of the operations of a turn, and
-        all have been among them after ``n / RANK`` steps.
+        One in ``n / RANK``, for blocks of ``n`` elements, others at each step: that takes half of
+        the operations of a turn, and all have been among them after ``n / RANK`` steps.
 
         Args:
           matrix: float32 ``[rows, columns]``.

@@ -46,7 +46,8 @@ def choose(
         Candidate 0 is preferred to others that keep only a little more.
       current: int32 ``[V]``, the candidates in use. They stay unless another keeps noticeably
         more.
-      learned: which candidates have a learned basis, ``[V, C]``; ``None`` for none of them.
+      learned: which candidates have a learned basis, ``[V, C]``; ``None`` for none of them. They
+        must keep noticeably more than those without, candidate 0 and others alike.
     """
     if learned is not None:
         energies /= tf.where(tf.constant(learned), tf.constant(ADVANTAGE, tf.float64), 1.0)

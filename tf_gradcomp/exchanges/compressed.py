@@ -386,9 +386,9 @@ class CompressedExchange:
             stays.append(tf.reduce_all(tf.equal(choice, old)))
         if self._bases is not None:
             samples = now.samples(coefficients[0], step)
-            bases, more, num_bytes = self._bases.following(samples, step)
+            bases, are_same, more, num_bytes = self._bases.following(samples, step)
             updates.extend(more)
-            stays.append(self._bases.is_same(bases))
+            stays.append(are_same)
             assert self.sent is not None
             with tf.device(self.sent.device):
                 self.sent.assign_add(num_bytes)

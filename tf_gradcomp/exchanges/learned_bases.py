@@ -65,7 +65,7 @@ class LearnedBases:
 
     def following(
         self, samples: Sequence[tf.Tensor], step: tf.Tensor
-    ) -> tuple[list[list[Rotation]], list[state.Update], tf.Tensor]:
+    ) -> tuple[list[list[Rotation]], tf.Tensor, list[state.Update], tf.Tensor]:
         """Learns from the exchange at hand.
 
         Args:
@@ -73,8 +73,9 @@ class LearnedBases:
           step: int32 scalar, the number of the exchange.
 
         Returns:
-          The bases for the next exchange; the state to store if the step is kept; and the bytes
-          that this worker has contributed to agree on it, an int64 scalar.
+          The bases for the next exchange, and whether they are still those in use, a bool scalar;
+          the state to store if the step is kept; and the bytes that this worker has contributed to
+          agree on it, an int64 scalar.
         """
         sides = [side for side in self._sides if side is not None]
         found = [
@@ -91,12 +92,8 @@ class LearnedBases:
             is_due, lambda: self._learned(grams, old), lambda: [*map(tf.identity, old), none_sent]
         )
         variables = [*self._lefts, *self._rights, *self._grams]
-        return self._by_variable(new), list(zip(variables, [*new, *grams], strict=True)), num_bytes
-
-    def is_same(self, bases: Sequence[Sequence[Rotation]]) -> tf.Tensor:
-        """Returns whether bases are those in use, a bool scalar."""
-        pairs = zip(self._read(), self._flat(bases), strict=True)
-        return tf.reduce_all([tf.reduce_all(tf.equal(old, new)) for old, new in pairs])
+        updates = list(zip(variables, [*new, *grams], strict=True))
+        return self._by_variable(new), ~is_due, updates, num_bytes
 
     def _learned(self, grams: list[tf.Tensor], old: list[tf.Tensor]) -> list[tf.Tensor]:
         """Returns new factors, the same on all workers, and the bytes that this took to agree."""
@@ -127,10 +124,6 @@ class LearnedBases:
     def _read(self) -> list[tf.Tensor]:
         """Returns the factors of all blocks: first all ``left``, then all ``right``."""
         return [variable.read_value() for variable in [*self._lefts, *self._rights]]
-
-    def _flat(self, bases: Sequence[Sequence[Rotation]]) -> list[tf.Tensor]:
-        blocks = [rotation for of_variable in bases for rotation in of_variable]
-        return [rotation.left for rotation in blocks] + [rotation.right for rotation in blocks]
 
     def _by_variable(self, factors: Sequence[tf.Tensor]) -> list[list[Rotation]]:
         blocks = iter(map(Rotation, factors[: len(self._lefts)], factors[len(self._lefts) :]))
