@@ -13,6 +13,7 @@ from tf_gradcomp.codecs.base import Draw
 from tf_gradcomp.costs import BYTES_PER_WORD, AssumedCosts, Link, Network
 from tf_gradcomp.distribute import compat
 from tf_gradcomp.exchanges import make_exchange
+from tf_gradcomp.exchanges.following import follow
 from tf_gradcomp.plan import Bucket, Plan
 from tf_gradcomp.policy import VariableInfo
 from tf_gradcomp.transports.base import Collectives
@@ -131,7 +132,10 @@ def measure_work(
         def run(gradients: list[tf.Tensor], step: tf.Tensor) -> tf.Tensor:
             draw = Draw(0, collectives.worker_index, step)
             reduced = exchange(gradients, draw, learning_rate=tf.constant(1.0))
-            results = [*reduced.gradients, reduced.finite(), *(new for _, new in reduced.updates)]
+            updates = list(reduced.updates)
+            if reduced.follower is not None:
+                updates += follow([reduced.follower], step, SilentCollectives(collectives))
+            results = [*reduced.gradients, reduced.finite(), *(new for _, new in updates)]
             # A little of each: who reads that has waited for all of them.
             return tf.concat([tf.cast(tf.reshape(t, [-1])[:1], tf.float32) for t in results], 0)
 

@@ -30,6 +30,7 @@ from tf_gradcomp.exchanges import (
 )
 from tf_gradcomp.exchanges.assumption import Assumption, Dropped
 from tf_gradcomp.exchanges.base import Reduced, all_finite, nan_unless
+from tf_gradcomp.exchanges.following import Follower, follow
 from tf_gradcomp.plan_in_use import PlanInUse
 from tf_gradcomp.policy import Policy, VariableInfo
 from tf_gradcomp.steering import ControlledSteering, make_steerings
@@ -278,6 +279,7 @@ class GradientReducer:
             chosen = entry.chosen()
             withheld: list[tuple[Sequence[int], Reduced]] = []
             dropped: list[Callable[[], Dropped]] = []
+            followers: list[Follower] = []
             for number, exchange in enumerate(entry.exchanges):
                 indices = exchange.bucket.indices
                 members = [gradients[index] for index in indices]
@@ -294,8 +296,13 @@ class GradientReducer:
                     withheld.append((indices, reduced))
                 if reduced.dropped is not None:
                     dropped.append(reduced.dropped)
+                if reduced.follower is not None:
+                    followers.append(reduced.follower)
             if entry.assumption is not None:
                 entry.assumption.check(step, dropped)
+            if followers:
+                with tf.name_scope("gradient_exchange_following"):
+                    updates.extend(follow(followers, step, self.collectives))
             if withheld:
                 is_finite = self._agree_on([reduced.finite() for _, reduced in withheld])
                 finite.append(lambda: is_finite)

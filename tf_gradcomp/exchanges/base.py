@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -15,6 +15,9 @@ from tf_gradcomp.compression import Compression
 from tf_gradcomp.exchange_state import OF_WORKERS, Share
 from tf_gradcomp.exchanges.assumption import Dropped
 from tf_gradcomp.plan import Bucket
+
+if TYPE_CHECKING:  # which imports this file
+    from tf_gradcomp.exchanges.following import Follower
 
 
 class Reduced(NamedTuple):
@@ -28,6 +31,8 @@ class Reduced(NamedTuple):
       withholds: whether the bucket may be kept back whole. No other worker then sees whether it is
         finite, and ``finite`` is this worker's own answer.
       dropped: makes what this worker dropped, if the assumption behind that is to be checked.
+      follower: the bucket's transform, if it is to follow the gradients. Other state that depends
+        on it is then not among ``updates``.
     """
 
     gradients: list[tf.Tensor | tf.IndexedSlices]
@@ -35,6 +40,7 @@ class Reduced(NamedTuple):
     updates: Sequence[state.Update] = ()
     withholds: bool = False
     dropped: Callable[[], Dropped] | None = None
+    follower: Follower | None = None
 
 
 class Chosen(NamedTuple):

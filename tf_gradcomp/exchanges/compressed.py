@@ -18,7 +18,6 @@ from tf_gradcomp import state
 from tf_gradcomp.codecs.base import Codec, Draw, Transform, VariableShape
 from tf_gradcomp.codecs.learned_basis import Rotation
 from tf_gradcomp.compression import Compression
-from tf_gradcomp.controllers import view_choice
 from tf_gradcomp.costs import BYTES_PER_WORD
 from tf_gradcomp.exchange_state import RESIDUAL, Share
 from tf_gradcomp.exchanges.assumption import Dropped
@@ -34,6 +33,7 @@ from tf_gradcomp.exchanges.base import (
     unpack,
 )
 from tf_gradcomp.exchanges.coder import BucketCoder
+from tf_gradcomp.exchanges.following import Bases, Follower, Views
 from tf_gradcomp.exchanges.learned_bases import LearnedBases
 from tf_gradcomp.feedback.error_feedback import ErrorFeedback
 from tf_gradcomp.feedback.momentum import GlobalMomentum, LocalMomentum, Momentum
@@ -91,7 +91,7 @@ class CompressedExchange:
             state.host_zeros((len(self._variables),), f"view_{number}") if is_adaptive else None
         )
         self._bases = (
-            LearnedBases(self._transform.learned, collectives)
+            LearnedBases(self._transform.learned, collectives.device)
             if any(self._transform.learned)
             else None
         )
@@ -220,21 +220,27 @@ class CompressedExchange:
         sums = unpack(sent.bucket, gradients)
         narrow = [total for total in sums if total.dtype.size < tf.float32.size]
         left, momentum = self._feedback.left(sent.lost, learning_rate), sent.momentum
-        updates: list[state.Update] = []
-        if self._choice is not None or self._bases is not None:
-            more, left, momentum = self._follow(
-                packed, sent.coefficients, left, momentum, draw.step
-            )
-            updates.extend(more)
-        updates.extend(self._feedback.following(left, learning_rate))
-        if self._momentum is not None:
-            updates.append((self._momentum.variable, *momentum))
+
+        def updates_of(left: list[tf.Tensor], momentum: list[tf.Tensor]) -> list[state.Update]:
+            updates = self._feedback.following(left, learning_rate)
+            if self._momentum is not None:
+                updates.append((self._momentum.variable, *momentum))
+            return updates
+
+        def move(
+            choice: tf.Tensor | None, bases: Sequence[Sequence[Rotation]], stays: tf.Tensor
+        ) -> list[state.Update]:
+            then = self._transform.at(choice, bases)
+            return updates_of(*self._moved(transform, then, stays, left, momentum))
+
+        follower = self._follower(packed, transform, sent.coefficients, draw.step, move)
         return Reduced(
             sums,
             lambda: sent.finite & all_finite(narrow),
-            updates,
+            updates_of(left, momentum) if follower is None else (),
             self._withholds,
             dropped if self.checks_assumption else None,
+            follower,
         )
 
     def _send(
@@ -356,45 +362,45 @@ class CompressedExchange:
     def _current_transform(self) -> Transform:
         """Returns the transform that the residuals are behind."""
         choice = None if self._choice is None else self._choice.read_value()
-        return self._transform.at(choice, () if self._bases is None else self._bases.current())
+        bases = self._bases
+        return self._transform.at(choice, bases.by_variable(bases.current()) if bases else ())
 
-    def _follow(
+    def _follower(
         self,
         packed: tf.Tensor,
+        transform: Transform,
         coefficients: list[tf.Tensor],
+        step: tf.Tensor,
+        move: Callable[..., Sequence[state.Update]],
+    ) -> Follower | None:
+        """Returns what the transform is to follow, if there is anything."""
+        views = bases = None
+        if self._choice is not None:
+            density = self._codec.density(self._layout)
+            views = Views(
+                self._choice,
+                lambda: transform.kept_energy(packed, density),
+                transform.learned_candidates(),
+            )
+        if self._bases is not None:
+            assert self.sent is not None
+            bases = Bases(self._bases, transform.samples(coefficients[0], step), self.sent)
+        return Follower(views, bases, move) if views or bases else None
+
+    def _moved(
+        self,
+        now: Transform,
+        then: Transform,
+        stays: tf.Tensor,
         residuals: list[tf.Tensor],
         momentum: list[tf.Tensor],
-        step: tf.Tensor,
-    ) -> tuple[list[state.Update], list[tf.Tensor], list[tf.Tensor]]:
-        """Lets the transform follow the gradients.
+    ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
+        """Returns residuals and momentum in the coefficients of another transform.
 
-        Not for this step: to compare views takes a message, for which encoding would have to wait,
-        and bases are learned from what was sent.
-
-        Returns:
-          What to store of views and bases; residuals and momentum as seen in the next ones.
+        They stay the same gradients, but for rounding.
         """
-        now = self._current_transform()
-        updates: list[state.Update] = []
-        stays: list[tf.Tensor] = []
-        choice: tf.Tensor | None = None
-        bases: Sequence[Sequence[Rotation]] = ()
-        if self._choice is not None:
-            old = self._choice.read_value()
-            choice = self._next_views(now, packed, old, step)
-            updates.append((self._choice, choice))
-            stays.append(tf.reduce_all(tf.equal(choice, old)))
-        if self._bases is not None:
-            samples = now.samples(coefficients[0], step)
-            bases, are_same, more, num_bytes = self._bases.following(samples, step)
-            updates.extend(more)
-            stays.append(are_same)
-            assert self.sent is not None
-            with tf.device(self.sent.device):
-                self.sent.assign_add(num_bytes)
         if not residuals:
-            return updates, residuals, momentum
-        then = self._transform.at(choice, bases)
+            return residuals, momentum
 
         def seen(coefficients: tf.Tensor) -> tf.Tensor:
             return then.forward(now.inverse(coefficients, self.bucket.num_elements))
@@ -406,19 +412,7 @@ class CompressedExchange:
         def stay() -> tuple[list[tf.Tensor], list[tf.Tensor]]:
             return list(map(tf.identity, residuals)), list(map(tf.identity, momentum))
 
-        return updates, *tf.cond(tf.reduce_all(stays), stay, move)
-
-    def _next_views(
-        self, now: Transform, packed: tf.Tensor, current: tf.Tensor, step: tf.Tensor
-    ) -> tf.Tensor:
-        """Returns the number of the view that each variable is to have, int32 ``[V]``."""
-
-        def compare() -> tf.Tensor:
-            density = self._codec.density(self._layout)
-            energies = self._collectives.all_reduce(now.kept_energy(packed, density))
-            return view_choice.choose(energies, current, now.learned_candidates())
-
-        return tf.cond(view_choice.is_due(step), compare, lambda: tf.identity(current))
+        return tf.cond(stays, stay, move)
 
 
 def _merged_residual(share: Share) -> tf.Tensor:

@@ -8,6 +8,7 @@ Where that is not so, for machines differ, all take worker 0's.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -17,7 +18,7 @@ from tf_gradcomp.codecs import learned_basis
 from tf_gradcomp.codecs.learned_basis import Rotation, Side
 from tf_gradcomp.costs import BYTES_PER_WORD
 from tf_gradcomp.exchange_state import GRAM
-from tf_gradcomp.exchanges.base import all_finite
+from tf_gradcomp.exchanges.base import all_finite, pack, split
 from tf_gradcomp.same_bits import of_worker_0, same_everywhere
 from tf_gradcomp.transports.base import Collectives
 
@@ -32,17 +33,15 @@ class LearnedBases:
       memory: what is remembered from step to step, by name.
     """
 
-    def __init__(self, sides: Sequence[Side | None], collectives: Collectives) -> None:
+    def __init__(self, sides: Sequence[Side | None], device: str) -> None:
         """Makes bases that are the identity.
 
         Args:
           sides: of each variable; ``None`` where no basis is learned.
-          collectives: the network.
+          device: where they live.
         """
         self._sides = tuple(sides)
-        self._collectives = collectives
         blocks = [size for side in sides if side for size in side.blocks()]
-        device = collectives.device
         ranks = list(map(learned_basis.rank_of, blocks))
         self._lefts = [
             state.local_zeros((n, r), device, "basis_left")
@@ -59,77 +58,100 @@ class LearnedBases:
             | state.by_name(GRAM, self._grams)
         )
 
-    def current(self) -> list[list[Rotation]]:
-        """Returns the bases in use: for each variable, one for each block; none without a side."""
-        return self._by_variable(self._read())
+    def current(self) -> list[Rotation]:
+        """Returns the basis in use of each block of each side."""
+        return [
+            Rotation(left.read_value(), right.read_value())
+            for left, right in zip(self._lefts, self._rights, strict=True)
+        ]
 
-    def following(
-        self, samples: Sequence[tf.Tensor], step: tf.Tensor
-    ) -> tuple[list[list[Rotation]], tf.Tensor, list[state.Update], tf.Tensor]:
-        """Learns from the exchange at hand.
+    def averaged(self, samples: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Returns the Gram matrix of each block of each side, with what was exchanged now.
 
         Args:
           samples: of the sums of variables with a side, ``Transform.samples``.
-          step: int32 scalar, the number of the exchange.
-
-        Returns:
-          The bases for the next exchange, and whether they are still those in use, a bool scalar;
-          the state to store if the step is kept; and the bytes that this worker has contributed to
-          agree on it, an int64 scalar.
         """
         sides = [side for side in self._sides if side is not None]
         found = [
             gram for side, sample in zip(sides, samples, strict=True) for gram in side.grams(sample)
         ]
-        grams = [
+        return [
             _averaged(variable.read_value(), gram)
             for variable, gram in zip(self._grams, found, strict=True)
         ]
-        old = self._read()
-        none_sent = tf.constant(0, tf.int64)
-        is_due = tf.equal(step % PERIOD, 0)
-        *new, num_bytes = tf.cond(
-            is_due, lambda: self._learned(grams, old), lambda: [*map(tf.identity, old), none_sent]
-        )
-        variables = [*self._lefts, *self._rights, *self._grams]
-        updates = list(zip(variables, [*new, *grams], strict=True))
-        return self._by_variable(new), ~is_due, updates, num_bytes
 
-    def _learned(self, grams: list[tf.Tensor], old: list[tf.Tensor]) -> list[tf.Tensor]:
-        """Returns new factors, the same on all workers, and the bytes that this took to agree."""
-        own = tf.numpy_function(_leading, [*grams, *old], [tf.float32] * len(old), stateful=False)
-        own = [tf.ensure_shape(new, tensor.shape) for new, tensor in zip(own, old, strict=True)]
-        with tf.device(self._collectives.device):
-            own = list(map(tf.identity, own))
-            same = tf.reduce_all(same_everywhere(self._collectives, own))
-            checked = BYTES_PER_WORD * len(own)
-            sent = BYTES_PER_WORD * sum(tensor.shape.num_elements() for tensor in own)
+    def updates(self, bases: Sequence[Rotation], grams: Sequence[tf.Tensor]) -> list[state.Update]:
+        """Returns what to store."""
+        return [
+            *zip(self._lefts, (basis.left for basis in bases), strict=True),
+            *zip(self._rights, (basis.right for basis in bases), strict=True),
+            *zip(self._grams, grams, strict=True),
+        ]
 
-            def agreed() -> list[tf.Tensor]:
-                packed = tf.concat([tf.reshape(tensor, [-1]) for tensor in own], 0)
-                parts = tf.split(
-                    of_worker_0(self._collectives, packed),
-                    [tensor.shape.num_elements() for tensor in own],
-                )
-                return [
-                    tf.reshape(part, tensor.shape) for part, tensor in zip(parts, own, strict=True)
-                ]
-
-            return tf.cond(
-                same,
-                lambda: [*map(tf.identity, own), tf.constant(checked, tf.int64)],
-                lambda: [*agreed(), tf.constant(checked + sent, tf.int64)],
-            )
-
-    def _read(self) -> list[tf.Tensor]:
-        """Returns the factors of all blocks: first all ``left``, then all ``right``."""
-        return [variable.read_value() for variable in [*self._lefts, *self._rights]]
-
-    def _by_variable(self, factors: Sequence[tf.Tensor]) -> list[list[Rotation]]:
-        blocks = iter(map(Rotation, factors[: len(self._lefts)], factors[len(self._lefts) :]))
+    def by_variable(self, bases: Sequence[Rotation]) -> list[list[Rotation]]:
+        """Returns the bases of each variable, one for each block; none without a side."""
+        blocks = iter(bases)
         return [
             [] if side is None else [next(blocks) for _ in side.blocks()] for side in self._sides
         ]
+
+
+class Learned(NamedTuple):
+    """The outcome of learning.
+
+    Attributes:
+      bases: for the next exchange, as many as there were.
+      are_same: bool scalar: whether these are still those in use.
+      sent: bool scalar: whether machines differ, so that factors were sent.
+    """
+
+    bases: list[Rotation]
+    are_same: tf.Tensor
+    sent: tf.Tensor
+
+
+def learn(
+    bases: Sequence[Rotation],
+    grams: Sequence[tf.Tensor],
+    step: tf.Tensor,
+    collectives: Collectives,
+) -> Learned:
+    """Makes bases from Gram matrices if it is time to, the same ones on all workers.
+
+    Args:
+      bases: those in use, of all blocks of all buckets.
+      grams: float32 ``[n, n]`` of each.
+      step: int32 scalar, the number of the exchange.
+      collectives: the network.
+    """
+    old = [factor for basis in bases for factor in basis]
+
+    def anew() -> list[tf.Tensor]:
+        own = tf.numpy_function(_leading, [*grams, *old], [tf.float32] * len(old), stateful=False)
+        with tf.device(collectives.device):
+            own = [tf.ensure_shape(new, known.shape) for new, known in zip(own, old, strict=True)]
+            same = tf.reduce_all(same_everywhere(collectives, own))
+            agreed = tf.cond(
+                same,
+                lambda: list(map(tf.identity, own)),
+                lambda: split(
+                    of_worker_0(collectives, pack(own, tf.float32)), [new.shape for new in own]
+                ),
+            )
+        return [*agreed, ~same]
+
+    is_due = tf.equal(step % PERIOD, 0)
+    *new, sent = tf.cond(is_due, anew, lambda: [*map(tf.identity, old), tf.constant(False)])
+    pairs = zip(new[::2], new[1::2], strict=True)
+    return Learned([Rotation(left, right) for left, right in pairs], ~is_due, sent)
+
+
+def num_bytes(bases: Sequence[Rotation], learned: Learned) -> tf.Tensor:
+    """Returns the bytes that this worker has contributed to agree on some bases: int64 scalar."""
+    factors = [factor for basis in bases for factor in basis]
+    words = sum(factor.shape.num_elements() for factor in factors)
+    checked = tf.where(learned.are_same, 0, len(factors))
+    return BYTES_PER_WORD * tf.cast(checked + tf.where(learned.sent, words, 0), tf.int64)
 
 
 def _averaged(before: tf.Tensor, gram: tf.Tensor) -> tf.Tensor:
@@ -140,11 +162,11 @@ def _averaged(before: tf.Tensor, gram: tf.Tensor) -> tf.Tensor:
 
 
 def _leading(*arrays: np.ndarray) -> list[np.ndarray]:
-    """Returns all ``left`` and all ``right``, given Gram matrices and the factors in use."""
+    """Returns both factors of each new basis, given Gram matrices and the factors in use."""
     number = len(arrays) // 3
-    grams, lefts, rights = arrays[:number], arrays[number : 2 * number], arrays[2 * number :]
+    grams, lefts, rights = arrays[:number], arrays[number::2], arrays[number + 1 :: 2]
     found = [
         learned_basis.leading_rotation(gram, left.shape[1]) or (left, right)
         for gram, left, right in zip(grams, lefts, rights, strict=True)
     ]
-    return [left for left, _ in found] + [right for _, right in found]
+    return [factor for factors in found for factor in factors]
