@@ -80,13 +80,12 @@ class Side(NamedTuple):
         parts = [matrix] if len(blocks) == 1 else tf.split(matrix, blocks, axis)
         turned = []
         for part, (left, right) in zip(parts, rotations, strict=True):
+            # Q^T = I - right^T left^T
+            first, second = (right, left) if inverse else (left, right)
             if self.is_left:
-                # Q^T = I - right^T left^T
-                first, second = (right, left) if inverse else (left, right)
                 inner = tf.matmul(first, part, transpose_a=not inverse)
                 turned.append(part - tf.matmul(second, inner, transpose_a=not inverse))
             else:
-                first, second = (right, left) if inverse else (left, right)
                 inner = tf.matmul(part, first, transpose_b=inverse)
                 turned.append(part - tf.matmul(inner, second, transpose_b=inverse))
         return turned[0] if len(turned) == 1 else tf.concat(turned, axis)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The learned bases of one bucket, from the sums that all workers have in common.
+"""Learned bases, from the sums that all workers have in common.
 
-Nothing about a basis has to be sent: every worker has the same sums, and makes the same of them.
+Nothing but a checksum has to be sent: every worker has the same sums, and makes the same of them.
 Where that is not so, for machines differ, all take worker 0's.
 """
 
