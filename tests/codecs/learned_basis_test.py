@@ -8,7 +8,15 @@ import pytest
 import tensorflow as tf
 
 from tf_gradcomp.codecs import learned_basis
-from tf_gradcomp.codecs.learned_basis import RANK, Rotation, Side, completed, leading_rotation
+from tf_gradcomp.codecs.learned_basis import (
+    MAX_EXACT,
+    RANK,
+    Rotation,
+    Side,
+    completed,
+    leading_directions,
+    rotation_of,
+)
 
 EPS = float(np.finfo(np.float32).eps)
 
@@ -87,69 +95,109 @@ def gram_of(rng, eigenvalues):
     return (vectors * eigenvalues @ vectors.T).astype(np.float32), vectors
 
 
+def found(gram, near):
+    """Returns the rotation that follows a known one, ``None`` if there is nothing to follow."""
+    directions = tf.function(leading_directions)(
+        tf.constant(gram, tf.float32), Rotation(*map(tf.constant, near))
+    ).numpy()
+    assert directions.shape == near[0].shape and directions.dtype == np.float64
+    return rotation_of(directions)
+
+
+def identity(n, rank):
+    return np.zeros((n, rank), np.float32), np.zeros((rank, n), np.float32)
+
+
 def basis_of(rotation):
     left, right = rotation
     assert left.dtype == right.dtype == np.float32
     return np.eye(len(left)) - left.astype(np.float64) @ right
 
 
-@pytest.mark.parametrize(("n", "rank"), [(1, 1), (5, 5), (40, 32), (130, 32), (130, 7)])
-@pytest.mark.parametrize("scale", [1e-36, 1.0, 1e30])
+def leading(gram, rank):
+    values, vectors = np.linalg.eigh(gram.astype(np.float64) / np.trace(gram))
+    return vectors[:, np.argsort(-values)][:, :rank]
+
+
+@pytest.mark.parametrize(("n", "rank"), [(1, 1), (5, 5), (40, 32), (MAX_EXACT, 32), (130, 7)])
+@pytest.mark.parametrize("scale", [1e-30, 1.0, 1e30])
 def test_a_basis_begins_with_the_leading_eigenvectors(rng, n, rank, scale):
-    gram, _ = gram_of(rng, scale * 0.9 ** np.arange(n))
-    left, right = leading_rotation(gram, rank)
+    gram, _ = gram_of(rng, scale * (0.9 if n <= MAX_EXACT else 0.2) ** np.arange(n))
+    left, right = found(gram, identity(n, rank))
     assert left.shape == (n, rank) and right.shape == (rank, n)
     basis = basis_of((left, right))
     np.testing.assert_allclose(basis.T @ basis, np.eye(n), rtol=0, atol=8 * rank * EPS)
-    values, vectors = np.linalg.eigh(gram.astype(np.float64) / scale)
-    leading = vectors[:, np.argsort(-values)][:, :rank]
-    overlap = np.abs(leading.T @ basis[:, :rank])
+    overlap = np.abs(leading(gram, rank).T @ basis[:, :rank])
     np.testing.assert_allclose(overlap, np.eye(rank), rtol=0, atol=8 * rank * EPS)
     kept = np.diag(basis.T @ (gram.astype(np.float64) / scale) @ basis)
     assert (np.diff(kept[:rank]) < 0).all()
 
 
-def test_denormal_grams_are_seen_as_they_are(rng):
-    # Of 1e-42, float32 has 714 steps.
-    gram, vectors = gram_of(rng, 1e-42 * 0.5 ** np.arange(6))
-    basis = basis_of(leading_rotation(gram, 1))
-    assert abs(basis[:, 0] @ vectors[:, 0]) > 0.999
+@pytest.mark.parametrize(("power", "last"), [(0.5, 0.998), (1.0, 0.9995)])
+def test_a_large_matrix_is_approached_from_basis_to_basis(rng, power, last):
+    """Energy that falls slowly is hard to tell apart; the first look has most of it."""
+    n = 300
+    gram, _ = gram_of(rng, 1 / np.arange(1, n + 1) ** power)
+    most = np.trace(leading(gram, RANK).T @ gram @ leading(gram, RANK))
+    rotation, kept = identity(n, RANK), []
+    for _ in range(6):
+        rotation = found(gram, rotation)
+        basis = basis_of(rotation)
+        np.testing.assert_allclose(basis.T @ basis, np.eye(n), rtol=0, atol=8 * RANK * EPS)
+        kept.append(np.trace(basis[:, :RANK].T @ gram @ basis[:, :RANK]) / most)
+    assert kept[0] > 0.9 and kept[1] > 0.98 and last < kept[-1] < 1 + 1e-6
+    assert (np.diff(kept) > -1e-6).all()
 
 
+def test_what_a_basis_knows_nothing_of_is_found(rng):
+    """Energy that appears in the complement of a basis is in the next one."""
+    n, num_old = 200, 40
+    vectors = np.linalg.qr(rng.normal(size=(n, n)))[0]
+    old, new = vectors[:, :num_old], vectors[:, num_old : num_old + 8]
+    before = found(old @ old.T, identity(n, RANK))
+    after = found(old @ old.T + 5 * new @ new.T, before)
+    first = basis_of(after)[:, :8]
+    np.testing.assert_allclose(np.linalg.svd(new.T @ first)[1], 1, atol=1e-3)
+
+
+@pytest.mark.parametrize("n", [60, 160])
 @pytest.mark.parametrize("num_directions", [1, 3, 31])
-def test_directions_without_energy_are_left_out(rng, num_directions):
-    directions = rng.normal(size=(60, num_directions))
+def test_directions_without_energy_are_left_out(rng, n, num_directions):
+    directions = rng.normal(size=(n, num_directions))
     gram = (directions @ directions.T).astype(np.float32)
-    left, right = leading_rotation(gram, 32)
+    left, right = found(gram, identity(n, 32))
     assert not left[:, num_directions:].any() and not right[num_directions:].any()
     assert np.abs(left[:, :num_directions]).max(axis=0).min() > 0
     basis = basis_of((left, right))
     # The coefficients of what spans the Gram matrix are all in the first ones.
     rest = basis.T[num_directions:] @ directions
-    assert np.abs(rest).max() < 64 * EPS * np.abs(directions).max() * np.sqrt(60)
+    assert np.abs(rest).max() < 64 * EPS * np.abs(directions).max() * np.sqrt(n)
 
 
 def test_noise_of_rounding_is_no_direction(rng):
     gram, _ = gram_of(rng, np.array([1.0, 0.5] + [1e-8] * 20))
-    left, _ = leading_rotation(gram, 10)
+    left, _ = found(gram, identity(22, 10))
     assert np.flatnonzero(left.any(axis=0)).tolist() == [0, 1]
 
 
-def test_directions_of_equal_energy_make_a_basis_all_the_same():
-    basis = basis_of(leading_rotation(np.eye(50, dtype=np.float32), 32))
-    np.testing.assert_allclose(basis.T @ basis, np.eye(50), rtol=0, atol=8 * 32 * EPS)
+@pytest.mark.parametrize("n", [50, 150])
+def test_directions_of_equal_energy_make_a_basis_all_the_same(n):
+    basis = basis_of(found(np.eye(n), identity(n, 32)))
+    np.testing.assert_allclose(basis.T @ basis, np.eye(n), rtol=0, atol=8 * 32 * EPS)
 
 
+@pytest.mark.parametrize("n", [4, 140])
 @pytest.mark.parametrize("place", [(0, 0), (2, 1)])
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_a_gram_that_is_not_finite_has_no_basis(bad, place):
-    gram = np.eye(4, dtype=np.float32)
+def test_a_gram_that_is_not_finite_has_no_basis(bad, place, n):
+    gram = np.eye(n, dtype=np.float32)
     gram[place] = gram[place[::-1]] = bad
-    assert leading_rotation(gram, 2) is None
+    assert found(gram, identity(n, 2)) is None
 
 
-def test_zeros_have_no_basis():
-    assert leading_rotation(np.zeros((4, 4), np.float32), 2) is None
+@pytest.mark.parametrize("n", [4, 140])
+def test_zeros_have_no_basis(n):
+    assert found(np.zeros((n, n), np.float32), identity(n, 2)) is None
 
 
 # --- Sides of variables --------------------------------------------------------------------------

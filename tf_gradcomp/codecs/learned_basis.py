@@ -28,6 +28,11 @@ import tensorflow as tf
 RANK = 32
 # Elements of a side that share a basis.
 MAX_BLOCK = 512
+# Elements of a side, or of a block, of which eigenvectors are looked for among all.
+MAX_EXACT = 128
+# Directions that are looked for beside those of a basis.
+_SPARE = 16
+_NUM_ITERATIONS = 2
 # Share of the largest eigenvalue below which a direction is noise.
 _NEGLIGIBLE = 1e-6
 
@@ -166,29 +171,68 @@ def side_of(shape: Sequence[int]) -> Side | None:
     return Side(rows, columns, is_left=rows < columns)
 
 
-def leading_rotation(gram: np.ndarray, rank: int) -> tuple[np.ndarray, np.ndarray] | None:
-    """Returns a rotation whose first columns are the leading eigenvectors of a Gram matrix.
+def leading_directions(gram: tf.Tensor, near: Rotation) -> tf.Tensor:
+    """Returns the leading eigenvectors of a Gram matrix, on the CPU.
+
+    Of a large one, what two steps of subspace iteration make of those that were found before and a
+    few random columns: a step leaves less of what has less energy. Directions that are still mixed
+    then are told apart by the next ones. Source: Halko, Martinsson and Tropp, "Finding Structure
+    with Randomness", SIAM Review 2011, algorithm 4.4.
 
     Args:
       gram: float32 ``[n, n]``, symmetric but for rounding.
-      rank: ``r``. Directions of no energy to speak of do not count; columns and rows of zeros take
-        their place.
+      near: the rotation that began with the eigenvectors of an earlier one.
 
     Returns:
-      ``(left, right)``, as in ``Rotation``; ``None`` if it is zero, or not finite, or has no
-      eigenvectors that LAPACK could find.
+      float64 ``[n, r]``, orthonormal columns by falling energy. Those of no energy to speak of are
+      zeros, and all are if the matrix is zero or not finite.
     """
-    energy = float(np.trace(gram, dtype=np.float64))
-    if not math.isfinite(energy) or energy <= 0 or not np.all(np.isfinite(gram)):
+    rank = near.left.shape[1]
+    # Not NumPy: its threads wait for one another where other processes are busy.
+    with tf.device("CPU:0"):
+        matrix = tf.cast(gram, tf.float64)
+        energy = tf.linalg.trace(matrix)
+        is_valid = (energy > 0) & tf.reduce_all(tf.math.is_finite(matrix))
+        # Of NaN there are no eigenvectors, and looking for them ends the step.
+        matrix = tf.where(is_valid, matrix / energy, tf.zeros_like(matrix))
+        if gram.shape[0] <= MAX_EXACT:
+            values, directions = tf.linalg.eigh(matrix)
+        else:
+            subspace = _sketch(matrix, near)
+            values, turn = tf.linalg.eigh(
+                tf.matmul(subspace, tf.matmul(matrix, subspace), transpose_a=True)
+            )
+            directions = tf.matmul(subspace, turn)
+        values, directions = values[::-1][:rank], directions[:, ::-1][:, :rank]
+        return tf.where(values > _NEGLIGIBLE * values[0], directions, tf.zeros_like(directions))
+
+
+def _sketch(matrix: tf.Tensor, near: Rotation) -> tf.Tensor:
+    """Returns orthonormal columns that span the leading directions and some more, float64."""
+    size, rank = near.left.shape
+    before = tf.eye(size, rank) - tf.matmul(near.left, near.right[:, :rank])
+    random = tf.random.stateless_normal([size, _SPARE], [size, 0], dtype=tf.float64)
+    subspace = tf.concat([tf.cast(before, tf.float64), random], axis=1)
+    for _ in range(_NUM_ITERATIONS):
+        subspace = tf.linalg.qr(tf.matmul(matrix, subspace)).q
+    return subspace
+
+
+def rotation_of(directions: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
+    """Returns a rotation whose first columns are given ones.
+
+    Args:
+      directions: float64 ``[n, r]``, orthonormal columns, and zeros for those that do not count;
+        columns and rows of zeros take their place.
+
+    Returns:
+      ``(left, right)``, as in ``Rotation``; ``None`` if no column counts.
+    """
+    leading = directions[:, directions.any(axis=0)]
+    if not leading.shape[1]:
         return None
-    try:
-        values, vectors = np.linalg.eigh(gram.astype(np.float64) / energy)
-    except np.linalg.LinAlgError:  # which must not end one worker while the others wait
-        return None
-    leading = vectors[:, ::-1][:, :rank]
-    leading = leading[:, values[::-1][:rank] > _NEGLIGIBLE * values[-1]]
     left, right = completed(leading)
-    missing = rank - leading.shape[1]
+    missing = directions.shape[1] - leading.shape[1]
     return (
         np.pad(left, ((0, 0), (0, missing))).astype(np.float32),
         np.pad(right, ((0, missing), (0, 0))).astype(np.float32),

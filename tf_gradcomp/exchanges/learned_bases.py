@@ -127,7 +127,13 @@ def learn(
     old = [factor for basis in bases for factor in basis]
 
     def anew() -> list[tf.Tensor]:
-        own = tf.numpy_function(_leading, [*grams, *old], [tf.float32] * len(old), stateful=False)
+        directions = [
+            learned_basis.leading_directions(gram, basis)
+            for gram, basis in zip(grams, bases, strict=True)
+        ]
+        own = tf.numpy_function(
+            _rotations, [*directions, *old], [tf.float32] * len(old), stateful=False
+        )
         with tf.device(collectives.device):
             own = [tf.ensure_shape(new, known.shape) for new, known in zip(own, old, strict=True)]
             same = tf.reduce_all(same_everywhere(collectives, own))
@@ -161,12 +167,12 @@ def _averaged(before: tf.Tensor, gram: tf.Tensor) -> tf.Tensor:
     return tf.where(all_finite([total]), total, faded)
 
 
-def _leading(*arrays: np.ndarray) -> list[np.ndarray]:
-    """Returns both factors of each new basis, given Gram matrices and the factors in use."""
+def _rotations(*arrays: np.ndarray) -> list[np.ndarray]:
+    """Returns both factors of each new basis, given its directions and the factors in use."""
     number = len(arrays) // 3
-    grams, lefts, rights = arrays[:number], arrays[number::2], arrays[number + 1 :: 2]
+    directions, lefts, rights = arrays[:number], arrays[number::2], arrays[number + 1 :: 2]
     found = [
-        learned_basis.leading_rotation(gram, left.shape[1]) or (left, right)
-        for gram, left, right in zip(grams, lefts, rights, strict=True)
+        learned_basis.rotation_of(columns) or (left, right)
+        for columns, left, right in zip(directions, lefts, rights, strict=True)
     ]
     return [factor for factors in found for factor in factors]
