@@ -163,6 +163,16 @@ def test_rows_that_cannot_be_shared_out_are_not():
     assert plan.buckets[0].transport == "all_gather"
 
 
+@pytest.mark.parametrize(
+    ("spec", "says_so"),
+    [("topk:view=auto", True), ("topk:view=auto+learned", False), ("topk:view=hidden", False)],
+)
+def test_plans_say_that_a_choice_leaves_out_learned_bases(spec, says_so):
+    plan = make_plan([VariableInfo("kernel", (64, 100), "float32")], Policy(spec), 2)
+    text = "\n  left out: learned bases, for the time that they take; view=auto+learned"
+    assert (text in plan.summary()) == says_so
+
+
 TABLES = [
     VariableInfo("users", (5000, 16), "float32", sparse=True),
     VariableInfo("kernel", (64, 100), "float32"),

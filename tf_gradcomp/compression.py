@@ -291,8 +291,17 @@ class Compression:
     @property
     def learns(self) -> bool:
         """Whether the codec learns bases, on which workers agree by messages of their own."""
+        return self._transform is not None and self._transform.learns
+
+    @property
+    def left_out(self) -> str:
+        """What the codec does not choose from, where it chooses, for people; empty for nothing."""
+        return "" if self._transform is None else self._transform.left_out
+
+    @property
+    def _transform(self) -> base.Transform | None:
         codec = None if self.is_dense else self.build()
-        return isinstance(codec, base.Codec) and codec.transform.learns
+        return codec.transform if isinstance(codec, base.Codec) else None
 
     @property
     def changes_density(self) -> bool:

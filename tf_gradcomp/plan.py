@@ -134,6 +134,8 @@ class Plan:
                 )
                 names = ", ".join(variable.name for variable in variables)
             lines.append(f"bucket {number}: {bucket.how}, {cost}: {names}")
+            if bucket.compression is not None and bucket.compression.left_out:
+                lines.append(f"  left out: {bucket.compression.left_out}")
             if bucket.estimates:
                 lines.append(f"  estimated: {', '.join(map(str, bucket.estimates))}")
         if self.network is not None:

@@ -160,6 +160,11 @@ class Transform(abc.ABC):
         """Whether it learns bases of the buckets that it is fitted to."""
         return False
 
+    @property
+    def left_out(self) -> str:
+        """What it does not choose from, where it chooses, and why: for people; empty for nothing."""
+        return ""
+
     def fit(self, variables: Sequence[VariableShape]) -> Transform:
         """Returns the transform for buckets of these variables, packed in this order."""
         return self

@@ -67,6 +67,12 @@ class View(base.Transform):
     def learns(self) -> bool:
         return self.view.endswith(LEARNED)
 
+    @property
+    def left_out(self) -> str:
+        if self.view != "auto":
+            return ""
+        return f"learned bases, for the time that they take; view=auto+{LEARNED} compares them, too"
+
     def layout(self, num_elements: int) -> base.Layout:
         return base.Layout(num_elements)
 
