@@ -37,6 +37,8 @@ METHODS = {
     "PowerSGD rank 2": "powersgd:rank=2",
     "PowerSGD rank 1": "powersgd:rank=1",
     "top-k 1 % + C_nat, global momentum": "topk:values=natural,global_momentum=0.9",
+    "top-k 1 % + C_nat, learned": "topk:values=natural,view=learned",
+    "top-k 1 % + C_nat, both": "topk:values=natural,view=hidden+learned",
     "top-k 1 %": "topk",
     "top-k 1 %, learned": "topk:view=learned",
     "top-k 0.1 %": "topk:density=0.001",

@@ -3,10 +3,11 @@
 
     python examples/kept_energy.py
 
-Trains the CNN of vision.py and the LSTM of language.py in one process, with dense gradients, and
+Trains the CNN of vision.py and both models of language.py in one process, with dense gradients, and
 compresses the gradients of some steps on the side, without error feedback: spatial top-k, the flat
-FFT with the density that fills no more words than top-k's payload, and top-k in the view that
-``view=auto`` has chosen by then. Prints tables in Markdown.
+FFT with the density that fills no more words than top-k's payload, top-k in the view that
+``view=auto`` has chosen by then, and top-k in the basis that ``view=learned`` has by then, learned
+from what a worker would have sent, with error feedback. Prints tables in Markdown.
 """
 
 from __future__ import annotations
@@ -25,9 +26,12 @@ import tensorflow as tf
 import vision
 
 from tf_gradcomp import Compression
+from tf_gradcomp.codecs import learned_basis
 from tf_gradcomp.codecs.base import Draw, VariableShape
+from tf_gradcomp.codecs.learned_basis import Rotation
 from tf_gradcomp.controllers import view_choice
 from tf_gradcomp.distribute.flattened_shape import flattened_shape
+from tf_gradcomp.exchanges import learned_bases
 
 MIN_ELEMENTS = 256  # of a layer that is worth a row
 DRAW = Draw(bucket=0, worker=0, step=tf.constant(0))
@@ -51,9 +55,13 @@ def main() -> None:
     report(vision.build_model(), sgd, batches, steps, args.density)
 
     words = language.encode_words(language.read_text(args.text))
-    print("\n### LSTM language model\n")
-    adam = tf.keras.optimizers.Adam(2e-3)
-    report(language.build_lstm(), adam, language.sequences(words).repeat(), steps, args.density)
+    for name, build in (
+        ("LSTM language model", language.build_lstm),
+        ("Transformer language model", language.build_transformer),
+    ):
+        print(f"\n### {name}\n")
+        adam = tf.keras.optimizers.Adam(2e-3)
+        report(build(), adam, language.sequences(words).repeat(), steps, args.density)
 
 
 def report(model: Any, optimizer: Any, batches: Any, steps: list[int], density: float) -> None:
@@ -74,8 +82,11 @@ def report(model: Any, optimizer: Any, batches: Any, steps: list[int], density: 
         shapes[:] = [VariableShape(tuple(g.shape), flattened_shape(g)) for g in dense]
         return dense
 
-    print("| layer | shape | step | top-k | flat FFT | view=auto | view | auto / top-k |")
-    print("|---|---|---|---|---|---|---|---|")
+    print(
+        "| layer | shape | step | top-k | flat FFT | view=auto | view | auto / top-k "
+        "| view=learned | learned / top-k |"
+    )
+    print("|---|---|---|---|---|---|---|---|---|---|")
     for step, (inputs, targets) in enumerate(batches.take(steps[-1]), 1):
         gradients = train_step(inputs, targets)
         if not watchers:
@@ -94,11 +105,14 @@ def report(model: Any, optimizer: Any, batches: Any, steps: list[int], density: 
                     name,
                     shape,
                     str(step),
-                    *cells,
+                    *cells[:-1],
                     watcher.view,
                     f"{kept.auto / kept.top_k:.2f}",
+                    cells[-1],
+                    f"{kept.learned / kept.top_k:.2f}",
                 ]
                 print("|", " | ".join(row), "|", flush=True)
+            watcher.learned.follow(tf.reshape(gradient, [-1]), tf.constant(step))
 
 
 def is_worth_it(shape: VariableShape) -> bool:
@@ -111,6 +125,7 @@ class Kept(NamedTuple):
     top_k: float
     fft: float
     auto: float
+    learned: float
 
 
 class LayerWatcher:
@@ -125,6 +140,7 @@ class LayerWatcher:
         self._auto = Compression.from_spec(f"topk:density={density},view=auto").build()
         self._views = self._auto.transform.fit([shape])
         self._choice = tf.constant([0])
+        self.learned = LearnedView(shape, density)
 
     @property
     def view(self) -> str:
@@ -140,7 +156,57 @@ class LayerWatcher:
             kept_share(self._top_k, self._top_k.transform, flat),
             kept_share(self._fft, self._fft.transform, flat),
             kept_share(self._auto, self._views.at(self._choice), flat),
+            kept_share(self.learned.codec, self.learned.transform, flat),
         )
+
+
+class LearnedView:
+    """The learned basis of one variable, as a worker has it that only this one trains with."""
+
+    def __init__(self, shape: VariableShape, density: float) -> None:
+        self.codec = Compression.from_spec(f"topk:density={density},view=learned").build()
+        self._view = self.codec.transform.fit([shape])
+        self._layout = self._view.layout(shape.num_elements)
+        self._bases = learned_bases.LearnedBases(self._view.learned, "CPU:0")
+        self._residual = tf.zeros([shape.num_elements])
+        self._in_graph = tf.function(self._sent)
+
+    @property
+    def transform(self) -> Any:
+        """The transform that has the basis of now."""
+        return self._view.at(None, self._bases.by_variable(self._bases.current()))
+
+    def follow(self, flat: tf.Tensor, step: tf.Tensor) -> None:
+        """Learns from what of a gradient, and of what was left of earlier ones, would be sent."""
+        sent, self._residual = self._in_graph(flat, self._residual, self._bases.current(), step)
+        before, bases = self.transform, self._bases.current()
+        grams = self._bases.averaged(sent)
+        is_due = step % learned_bases.PERIOD == 0
+        if is_due:
+            bases = [
+                Rotation(*map(tf.constant, rotation_after(gram, basis)))
+                for gram, basis in zip(grams, bases, strict=True)
+            ]
+        for variable, value in self._bases.updates(bases, grams):
+            variable.assign(value)
+        if is_due:
+            residual = before.inverse(self._residual, flat.shape[0])
+            self._residual = self.transform.forward(residual)
+
+    def _sent(
+        self, flat: tf.Tensor, residual: tf.Tensor, bases: list[Rotation], step: tf.Tensor
+    ) -> tuple[list[tf.Tensor], tf.Tensor]:
+        """Returns samples of what is sent, and the residual."""
+        view = self._view.at(None, self._bases.by_variable(bases))
+        encoded = self.codec.encode(view.forward(flat), residual, self._layout, DRAW)
+        total, _ = self.codec.decode_sum(encoded.payload[tf.newaxis], self._layout, DRAW)
+        return view.samples(total, step), encoded.residual
+
+
+def rotation_after(gram: tf.Tensor, basis: Rotation) -> tuple[np.ndarray, np.ndarray]:
+    """Returns both factors of the basis that follows one."""
+    directions = learned_basis.leading_directions(gram, basis).numpy()
+    return learned_basis.rotation_of(directions) or (basis.left.numpy(), basis.right.numpy())
 
 
 def fft_of_at_most(bits: float, num_elements: int) -> Any:

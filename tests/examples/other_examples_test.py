@@ -49,7 +49,7 @@ def test_the_language_model_trains_on_two_workers(text):
 def test_kept_energy_is_reported_layer_by_layer(text):
     shown = run(EXAMPLES / "kept_energy.py", "--text", text, "--steps", "1,2")
     rows = [line.split("|")[1:-1] for line in shown.splitlines() if line.startswith("| ")]
-    assert len(rows) == 2 * (1 + 2 * 4)  # headers, and 4 layers of each model at 2 steps
+    assert len(rows) == 3 + 2 * (4 + 4 + 15)  # headers, and the layers of each model at 2 steps
     assert any(row[6].strip() == "hidden" for row in rows)
 
 
