@@ -162,7 +162,7 @@ class Transform(abc.ABC):
 
     @property
     def left_out(self) -> str:
-        """What it does not choose from, where it chooses, and why: for people; empty for nothing."""
+        """What it does not choose from, where it chooses, and why; empty for nothing."""
         return ""
 
     def fit(self, variables: Sequence[VariableShape]) -> Transform:
