@@ -164,13 +164,19 @@ def test_rows_that_cannot_be_shared_out_are_not():
 
 
 @pytest.mark.parametrize(
-    ("spec", "says_so"),
-    [("topk:view=auto", True), ("topk:view=auto+learned", False), ("topk:view=hidden", False)],
+    ("spec", "shape", "times"),
+    [
+        ("topk:view=auto,scope=layer", (64, 100), 1),
+        ("topk:view=auto,scope=layer", (6400,), 0),
+        ("topk:view=auto+learned", (64, 100), 0),
+        ("topk:view=hidden", (64, 100), 0),
+    ],
 )
-def test_plans_say_that_a_choice_leaves_out_learned_bases(spec, says_so):
-    plan = make_plan([VariableInfo("kernel", (64, 100), "float32")], Policy(spec), 2)
-    text = "\n  left out: learned bases, for the time that they take; view=auto+learned"
-    assert (text in plan.summary()) == says_so
+def test_plans_say_once_that_a_choice_leaves_out_learned_bases(spec, shape, times):
+    infos = [VariableInfo(name, shape, "float32") for name in ("one", "two")]
+    summary = make_plan(infos, Policy(spec, rules=(("*", spec),)), 2).summary()
+    text = "\nleft out: learned bases, for the time that they take; view=auto+learned"
+    assert summary.count(text) == times
 
 
 TABLES = [

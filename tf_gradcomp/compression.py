@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -293,10 +293,9 @@ class Compression:
         """Whether the codec learns bases, on which workers agree by messages of their own."""
         return self._transform is not None and self._transform.learns
 
-    @property
-    def left_out(self) -> str:
-        """What the codec does not choose from, where it chooses, for people; empty for nothing."""
-        return "" if self._transform is None else self._transform.left_out
+    def left_out(self, variables: Sequence[base.VariableShape]) -> str:
+        """Says what the codec does not choose from for a bucket of these; empty for nothing."""
+        return "" if self._transform is None else self._transform.left_out(variables)
 
     @property
     def _transform(self) -> base.Transform | None:

@@ -12,7 +12,7 @@ import tensorflow as tf
 from absl import logging
 
 from tf_gradcomp.agreement import Fact
-from tf_gradcomp.codecs.base import MAX_BUCKETS, MAX_SHARDS, Codec, LowRank
+from tf_gradcomp.codecs.base import MAX_BUCKETS, MAX_SHARDS, Codec, LowRank, VariableShape
 from tf_gradcomp.compression import AUTO_TRANSPORT, DEFAULT_BUCKET_BYTES, Compression
 from tf_gradcomp.costs import BYTES_PER_WORD, AssumedCosts, Costs, Estimate, Network
 from tf_gradcomp.exchange_state import BucketState
@@ -122,6 +122,7 @@ class Plan:
     def summary(self) -> str:
         """Returns a table for people: what each bucket holds, and what it costs."""
         lines = []
+        left_out: dict[str, None] = {}  # a set in order: the same of all buckets is said once
         for number, bucket in enumerate(self.buckets):
             variables = [self.variables[i] for i in bucket.indices]
             if bucket.row_sparse:
@@ -134,10 +135,12 @@ class Plan:
                 )
                 names = ", ".join(variable.name for variable in variables)
             lines.append(f"bucket {number}: {bucket.how}, {cost}: {names}")
-            if bucket.compression is not None and bucket.compression.left_out:
-                lines.append(f"  left out: {bucket.compression.left_out}")
+            if bucket.compression is not None:
+                shapes = [VariableShape(variable.shape, variable.hidden) for variable in variables]
+                left_out[bucket.compression.left_out(shapes)] = None
             if bucket.estimates:
                 lines.append(f"  estimated: {', '.join(map(str, bucket.estimates))}")
+        lines += [f"left out: {text}" for text in left_out if text]
         if self.network is not None:
             lines.append(f"network: {self.network}")
         has_rows = any(bucket.row_sparse for bucket in self.buckets)

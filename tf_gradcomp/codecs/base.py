@@ -160,9 +160,8 @@ class Transform(abc.ABC):
         """Whether it learns bases of the buckets that it is fitted to."""
         return False
 
-    @property
-    def left_out(self) -> str:
-        """What it does not choose from, where it chooses, and why; empty for nothing."""
+    def left_out(self, variables: Sequence[VariableShape]) -> str:
+        """Says what it does not choose from for a bucket of these, and why; empty for nothing."""
         return ""
 
     def fit(self, variables: Sequence[VariableShape]) -> Transform:

@@ -175,8 +175,8 @@ def leading_directions(gram: tf.Tensor, near: Rotation) -> tf.Tensor:
     """Returns the leading eigenvectors of a Gram matrix, on the CPU.
 
     Of a large one, what two steps of subspace iteration make of those that were found before and a
-    few random columns: a step leaves less of what has less energy. Directions that are still mixed
-    then are told apart by the next ones. Source: Halko, Martinsson and Tropp, "Finding Structure
+    few random columns, or more where fewer were found: a step leaves less of what has less energy.
+    Directions that are still mixed then are told apart by the next ones. Source: Halko, Martinsson and Tropp, "Finding Structure
     with Randomness", SIAM Review 2011, algorithm 4.4.
 
     Args:
@@ -211,8 +211,11 @@ def _sketch(matrix: tf.Tensor, near: Rotation) -> tf.Tensor:
     """Returns orthonormal columns that span the leading directions and some more, float64."""
     size, rank = near.left.shape
     before = tf.eye(size, rank) - tf.matmul(near.left, near.right[:, :rank])
-    random = tf.random.stateless_normal([size, _SPARE], [size, 0], dtype=tf.float64)
-    subspace = tf.concat([tf.cast(before, tf.float64), random], axis=1)
+    random = tf.random.stateless_normal([size, rank + _SPARE], [size, 0], dtype=tf.float64)
+    # Where no direction is known, the axis in its place may be a dead element.
+    is_known = tf.reduce_any(near.left != 0, axis=0)
+    before = tf.where(is_known, tf.cast(before, tf.float64), random[:, :rank])
+    subspace = tf.concat([before, random[:, rank:]], axis=1)
     for _ in range(_NUM_ITERATIONS):
         subspace = tf.linalg.qr(tf.matmul(matrix, subspace)).q
     return subspace

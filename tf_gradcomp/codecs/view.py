@@ -67,9 +67,8 @@ class View(base.Transform):
     def learns(self) -> bool:
         return self.view.endswith(LEARNED)
 
-    @property
-    def left_out(self) -> str:
-        if self.view != "auto":
+    def left_out(self, variables: Sequence[base.VariableShape]) -> str:
+        if self.view != "auto" or not any(side_of(variable.shape) for variable in variables):
             return ""
         return f"learned bases, for the time that they take; view=auto+{LEARNED} compares them, too"
 
