@@ -176,8 +176,8 @@ def leading_directions(gram: tf.Tensor, near: Rotation) -> tf.Tensor:
 
     Of a large one, what two steps of subspace iteration make of those that were found before and a
     few random columns, or more where fewer were found: a step leaves less of what has less energy.
-    Directions that are still mixed then are told apart by the next ones. Source: Halko, Martinsson and Tropp, "Finding Structure
-    with Randomness", SIAM Review 2011, algorithm 4.4.
+    Directions that are still mixed then are told apart by the next ones. Source: Halko,
+    Martinsson and Tropp, "Finding Structure with Randomness", SIAM Review 2011, algorithm 4.4.
 
     Args:
       gram: float32 ``[n, n]``, symmetric but for rounding.
