@@ -97,7 +97,6 @@ def test_two_workers_have_nothing_to_choose():
 def test_estimates_are_no_facts_for_they_may_differ_in_their_last_bits():
     one, other = plan_for("natural", 4), plan_for("natural", 4, latency=1e-9)
     assert one.facts() == other.facts()
-    assert one == other
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,8 @@ MATRIX = (40, 60)
 # A bias and a matrix too small for its factors travel along; 13 is sent by another bucket, dense.
 SHAPES = [MATRIX, (60,), (3, 3, 8, 50), (4, 4), (13,)]
 METHODS = ["powersgd", "acpsgd"]
+SPECS = [*METHODS, "powersgd:values=bfloat16", "acpsgd:values=bfloat16"]
+BFLOAT16 = 2.0**-8  # a rounding to 8 bits, relative to the value, is at most half of that
 
 
 class Owner:
@@ -113,9 +115,9 @@ def test_sums_and_residuals_are_the_papers(name, rank, num_workers):
                 )
 
 
-@pytest.mark.parametrize("name", METHODS)
-def test_workers_hold_the_same_bits_and_what_travels_along_is_exact(name):
-    outcomes = exchange(name, random_gradients, 3, num_workers=3)
+@pytest.mark.parametrize("spec", SPECS)
+def test_workers_hold_the_same_bits_and_what_travels_along_is_exact(spec):
+    outcomes = exchange(spec, random_gradients, 3, num_workers=3)
     for step in range(3):
         expected = [
             sum(values)
@@ -150,6 +152,44 @@ def test_error_feedback_conserves_the_gradient(name):
         assert np.abs(left).max() > 100 * bound
 
 
+@pytest.mark.parametrize("name", METHODS)
+def test_factors_in_halves_are_the_papers_but_for_rounding(name):
+    """A step's P has one rounding on each worker and one in the sum; so has Q."""
+    num_steps = 5
+    spec = f"{name}:rank=4,values=bfloat16"
+    outcomes = exchange(spec, random_gradients, num_steps)
+    for index in (0, 2):
+        expected = oracle(name, 4, index, num_steps, 2)
+        for step, (total, residuals) in enumerate(expected):
+            bound = 2 * (step + 1) * BFLOAT16 * np.linalg.norm(total)
+            for worker, history in enumerate(outcomes):
+                assert np.linalg.norm(history[step].sums[index] - total) < bound
+                assert np.linalg.norm(history[step].residuals[index] - residuals[worker]) < bound
+        # And rounding there is: these are other numbers than those of factors in full.
+        exact = exchange(f"{name}:rank=4", random_gradients, 1)[0][0].sums[index]
+        assert np.linalg.norm(outcomes[0][0].sums[index] - exact) > BFLOAT16 / 16 * np.linalg.norm(
+            exact
+        )
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_what_rounding_takes_from_a_worker_s_factor_is_in_its_residual(name):
+    """Nothing is added to what it sends where the other workers have nothing."""
+
+    def of_one(worker, step):
+        return [(1 - worker) * values for values in random_gradients(worker, step)]
+
+    num_steps = 6
+    outcomes = exchange(f"{name}:rank=2,values=bfloat16", of_one, num_steps)
+    for index in (0, 2):
+        sent = sum(step.sums[index].astype(np.float64) for step in outcomes[0])
+        meant = sum(of_one(0, step)[index].astype(np.float64) for step in range(1, num_steps + 1))
+        bound = 64 * num_steps * EPSILON * np.abs(meant).max()
+        left, nothing = (history[-1].residuals[index] for history in outcomes)
+        np.testing.assert_allclose(sent + left, meant, rtol=0, atol=bound)
+        assert not nothing.any()
+
+
 @pytest.mark.parametrize(("name", "exact_from"), [("powersgd", 1), ("acpsgd", 2)])
 def test_a_gradient_of_that_rank_is_exact_as_soon_as_its_space_is_known(name, exact_from):
     rng = np.random.default_rng(0)
@@ -167,17 +207,17 @@ def test_a_gradient_of_that_rank_is_exact_as_soon_as_its_space_is_known(name, ex
         assert (error < 1e-5) == (step >= exact_from)
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("spec", SPECS)
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("index", [0, 1, 2, 3])
-def test_one_worker_s_inf_or_nan_reaches_all_and_leaves_the_state(name, bad, index):
+def test_one_worker_s_inf_or_nan_reaches_all_and_leaves_the_state(spec, bad, index):
     def spoilt(worker, step):
         values = random_gradients(worker, step)
         if worker == 1 and step == 2:
             values[index].reshape(-1)[-1] = bad
         return values
 
-    for history in exchange(name, spoilt, 3):
+    for history in exchange(spec, spoilt, 3):
         first, second, third = history
         assert all(np.isnan(total).all() for total in second.sums[:4])
         assert np.isfinite(second.sums[4]).all()
@@ -224,12 +264,13 @@ def test_half_precision_is_computed_in_float32(name, dtype, digits):
     np.testing.assert_array_equal(halves.residuals[0], whole.residuals[0])
 
 
-def test_acp_sends_one_factor_a_step_in_turn_and_half_of_powersgd():
-    n, m = 40 + 72, 60 + 50
+@pytest.mark.parametrize(("values", "size"), [("float32", 1), ("bfloat16", 0.5)])
+def test_acp_sends_one_factor_a_step_in_turn_and_half_of_powersgd(values, size):
+    n, m = size * (40 + 72), size * (60 + 50)
     raw = 60 + 16 + 13
-    for history in exchange("powersgd:rank=2", random_gradients, 3):
+    for history in exchange(f"powersgd:rank=2,values={values}", random_gradients, 3):
         assert [step.words for step in history] == [2 * (n + m) + raw] * 3
-    for history in exchange("acpsgd:rank=2", random_gradients, 3):
+    for history in exchange(f"acpsgd:rank=2,values={values}", random_gradients, 3):
         assert [step.words for step in history] == [2 * n + raw, 2 * m + raw, 2 * n + raw]
         lefts = [step.factors[0] for step in history]
         rights = [step.factors[2] for step in history]
@@ -240,10 +281,12 @@ def test_acp_sends_one_factor_a_step_in_turn_and_half_of_powersgd():
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_the_plan_counts_what_is_sent(name):
+@pytest.mark.parametrize("values", ["float32", "bfloat16"])
+def test_the_plan_counts_what_is_sent(name, values):
     infos = [VariableInfo(f"v{i}", shape, "float32") for i, shape in enumerate(SHAPES)]
-    plan = make_plan(infos, policy_for(f"{name}:rank=2"), 2)
-    words = [step.words for step in exchange(f"{name}:rank=2", random_gradients, 2)[0]]
+    spec = f"{name}:rank=2,values={values}"
+    plan = make_plan(infos, policy_for(spec), 2)
+    words = [step.words for step in exchange(spec, random_gradients, 2)[0]]
     assert plan.payload_bytes == 4 * np.mean(words)
     # Bits of an element, as the papers have them: 32 r (n + m) / (n m), or half of that.
     info = VariableInfo("k", (4096, 1024), "float32")

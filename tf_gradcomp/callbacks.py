@@ -35,7 +35,8 @@ class CompressionMonitor(tf.keras.callbacks.Callback):
     Attributes:
       history: one dict per epoch, with
 
-        - ``dense_bytes``: bytes of the gradients of one step, those exchanged row by row left out,
+        - ``dense_bytes``: bytes of the gradients of one step, those exchanged row by row left out;
+          0 in an epoch without an exchange,
         - ``payload_bytes``: bytes that one worker contributes to one step's exchange of these; the
           mean over the epoch, where they change from step to step,
         - ``compression_ratio``: the former over the latter,
@@ -67,6 +68,7 @@ class CompressionMonitor(tf.keras.callbacks.Callback):
         self.decisions: list[tuple[int, dict[str, dict[str, float]]]] = []
         self._known_decisions: dict[str, dict[str, float]] = {}
         self._counted_start: dict[Plan, tuple[int, int]] = {}
+        self._exchanged: set[Plan] = set()
         self._reset()
 
     def _reset(self) -> None:
@@ -79,6 +81,7 @@ class CompressionMonitor(tf.keras.callbacks.Callback):
         self._counter.restart()
 
     def on_train_begin(self, logs: Any = None) -> None:
+        self._exchanged = set()
         if not gradient_scope.is_compressed(self.model.distribute_strategy):
             logging.warning(
                 "CompressionMonitor: the model was not made inside of the scope of a "
@@ -115,9 +118,7 @@ class CompressionMonitor(tf.keras.callbacks.Callback):
         self._sent = self._counter.bytes_sent()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        plans = self._plans()
-        dense_bytes = sum(plan.dense_bytes for plan in plans)
-        payload_bytes = self._payload_bytes()
+        dense_bytes, payload_bytes = self._bytes_of_a_step()
         sent = self._counter.bytes_sent() if self._sent is None else self._sent
         figures: dict[str, float | None] = {
             "dense_bytes": dense_bytes,
@@ -168,13 +169,13 @@ class CompressionMonitor(tf.keras.callbacks.Callback):
         self._views = views
 
     def on_train_end(self, logs: Any = None) -> None:
-        reducer, plans = self._reducer(), self._plans()
-        if reducer is not None and not plans and self._seen_steps:
+        reducer = self._reducer()
+        if reducer is not None and not self._exchanged and self._seen_steps:
             logging.warning(
                 "No gradient passed through the compressed exchange: was the model compiled with "
                 "an optimizer from Keras, inside of strategy.scope()?"
             )
-        buckets = [bucket for plan in plans for bucket in plan.buckets]
+        buckets = [bucket for plan in self._exchanged for bucket in plan.buckets]
         is_all_dense = buckets and not any(b.compression or b.row_sparse for b in buckets)
         if reducer is not None and is_all_dense and not reducer.policy.is_dense:
             logging.warning(
@@ -183,25 +184,26 @@ class CompressionMonitor(tf.keras.callbacks.Callback):
                 reducer.policy,
             )
 
-    def _plans(self) -> list[Plan]:
-        """The plans of this model's variables; other models may train under the same strategy."""
-        reducer = self._reducer()
-        return [] if reducer is None else reducer.plans_of(self._keys())
-
     def _counted(self) -> list[tuple[Plan, int, int]]:
         reducer = self._reducer()
         return [] if reducer is None else reducer.counted_bytes(self._keys())
 
-    def _payload_bytes(self) -> int:
-        """Returns the bytes of a step's payloads; their mean where they change."""
-        total = 0
+    def _bytes_of_a_step(self) -> tuple[int, int]:
+        """Returns the bytes of a step's gradients and of their payloads, the mean if they change.
+
+        Of plans that have exchanged anything in this epoch: others are of a time when other layers
+        were trained.
+        """
+        dense_bytes = payload_bytes = 0
         for plan, num_exchanges, num_bytes in self._counted():
             before_exchanges, before_bytes = self._counted_start.get(plan, (0, 0))
             done = num_exchanges - before_exchanges
-            for bucket in plan.buckets:
-                total += 0 if bucket.changes and done else bucket.payload_bytes
-            total += round((num_bytes - before_bytes) / done) if done else 0
-        return total
+            if done:
+                self._exchanged.add(plan)
+                dense_bytes += plan.dense_bytes
+                payload_bytes += sum(b.payload_bytes for b in plan.buckets if not b.changes)
+                payload_bytes += round((num_bytes - before_bytes) / done)
+        return dense_bytes, payload_bytes
 
     def _row_sparse_bytes(self) -> float | None:
         num_steps = self._last_batch + 1
@@ -222,7 +224,11 @@ class CompressionMonitor(tf.keras.callbacks.Callback):
         return extended.reducer if is_compressed else None
 
     def _keys(self) -> set[str]:
-        return {gradient_scope.variable_key(v) for v in self.model.trainable_variables}
+        """The keys of this model's variables; other models may train under the same strategy.
+
+        Of all: ``compile`` has those that are trained, and ``trainable`` may have changed since.
+        """
+        return {gradient_scope.variable_key(v) for v in self.model.variables}
 
 
 class BackupAndRestore(tf.keras.callbacks.Callback):

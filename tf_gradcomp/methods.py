@@ -282,27 +282,29 @@ def layer_window(
     return Compression("identity", scope="layer", transport="all_reduce", controller=controller)
 
 
-def powersgd(rank: int = 4) -> Compression:
+def powersgd(rank: int = 4, values: str = "float32") -> Compression:
     """PowerSGD: matrices approximated by one step of power iteration, with error feedback.
 
     Args:
       rank: columns of the factors.
+      values: how their numbers travel, ``"float32"`` or, in half of the bytes, ``"bfloat16"``.
 
     Source: Vogels et al., NeurIPS 2019 (arXiv 1905.13727).
     """
-    return Compression("powersgd", (("rank", rank),))
+    return Compression("powersgd", (("rank", rank), ("values", values)))
 
 
-def acp_sgd(rank: int = 4) -> Compression:
+def acp_sgd(rank: int = 4, values: str = "float32") -> Compression:
     """ACP-SGD: half a step of PowerSGD an exchange, for half the bytes and one all-reduce.
 
     Args:
       rank: columns of the factors.
+      values: how their numbers travel, ``"float32"`` or, in half of the bytes, ``"bfloat16"``.
 
     Source: Zhang et al., "Evaluation and Optimization of Gradient Compression for Distributed
     Deep Learning", ICDCS 2023.
     """
-    return Compression("acpsgd", (("rank", rank),))
+    return Compression("acpsgd", (("rank", rank), ("values", values)))
 
 
 def identity() -> Compression:

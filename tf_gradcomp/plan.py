@@ -69,9 +69,11 @@ class Bucket:
         return str(self.compression or ("row-sparse" if self.row_sparse else "dense"))
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Plan:
     """The buckets of one set of variables, in the order in which they are exchanged.
+
+    No plan equals another: variables of a clone of a model have the same names and shapes.
 
     Attributes:
       variables: what is known of each variable.
@@ -83,7 +85,7 @@ class Plan:
     variables: tuple[VariableInfo, ...]
     buckets: tuple[Bucket, ...]
     momentum: float = 0.0
-    network: Network | None = dataclasses.field(default=None, compare=False)
+    network: Network | None = None
 
     @property
     def dense_bytes(self) -> int:
@@ -458,9 +460,8 @@ def _traffic(
 ) -> tuple[float, list[Message]]:
     """Returns the words that a worker contributes to an exchange, and its messages."""
     if isinstance(codec, LowRank):
-        num_words = codec.num_words([variables[i].shape for i in indices])
-        part = Dense.message(num_words / codec.num_messages, num_workers)
-        return num_words, [part] * codec.num_messages
+        parts = codec.message_words([variables[i].shape for i in indices])
+        return sum(parts), [Dense.message(words, num_workers) for words in parts]
     kind = TRANSPORTS[transport]
     layout = codec.transform.layout(sum(variables[i].num_elements for i in indices))
     shard = layout.shard(kind.num_shards(num_workers))

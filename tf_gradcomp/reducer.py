@@ -83,10 +83,6 @@ class GradientReducer:
         """The plans in use, in the order in which they were made."""
         return [entry.plan for entry in self._alive(None)]
 
-    def plans_of(self, keys: Collection[str]) -> list[plan_lib.Plan]:
-        """Returns the plans for some or all of the variables with these keys."""
-        return [entry.plan for entry in self._alive(keys)]
-
     def views(self, keys: Collection[str] | None = None) -> dict[str, str]:
         """Returns the view in which each variable's gradient is sparsified, by its name.
 

@@ -188,6 +188,16 @@ def test_directions_of_equal_energy_make_a_basis_all_the_same(n):
     np.testing.assert_allclose(basis.T @ basis, np.eye(n), rtol=0, atol=8 * 32 * EPS)
 
 
+@pytest.mark.parametrize("n", [MAX_EXACT, MAX_EXACT + 1, 512])
+def test_no_large_matrix_is_decomposed(n):
+    """That takes the cube of its size."""
+    graph = tf.function(leading_directions).get_concrete_function(
+        tf.TensorSpec([n, n]), Rotation(tf.TensorSpec([n, RANK]), tf.TensorSpec([RANK, n]))
+    )
+    (size,) = [o.inputs[0].shape[0] for o in graph.graph.get_operations() if "Eig" in o.type]
+    assert size == n if n <= MAX_EXACT else size < 2 * RANK
+
+
 @pytest.mark.parametrize("n", [4, 140])
 @pytest.mark.parametrize("place", [(0, 0), (2, 1)])
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])

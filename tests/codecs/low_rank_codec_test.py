@@ -97,6 +97,16 @@ def test_words_are_those_of_the_factors_and_of_what_travels_along():
     assert ACPSGD(1).num_words([(64, 101)]) == 82.5
 
 
+def test_numbers_of_a_type_share_a_message():
+    matrices, vector = [(64, 100), (3, 3, 16, 101)], (300,)
+    n, m = 64 + 144, 100 + 101
+    assert PowerSGD(4).message_words([*matrices, vector]) == [4 * n + 300, 4 * m]
+    assert ACPSGD(4).message_words([*matrices, vector]) == [2 * (n + m) + 300]
+    assert PowerSGD(4, "bfloat16").message_words([*matrices, vector]) == [2 * n, 300, 2 * m]
+    assert PowerSGD(4, "bfloat16").message_words(matrices) == [2 * n, 2 * m]
+    assert ACPSGD(4, "bfloat16").message_words([vector, *matrices]) == [n + m, 300]
+
+
 @pytest.mark.parametrize("name", ["powersgd", "acpsgd"])
 @pytest.mark.parametrize(
     ("params", "words"),
@@ -109,7 +119,7 @@ def test_words_are_those_of_the_factors_and_of_what_travels_along():
         ("rank=32769", ["rank", "got 32769"]),
         ("seed=-1", ["seed", "got -1"]),
         ("density=0.1", ["'density'", "rank", "seed"]),
-        ("values=natural", ["'values'"]),
+        ("values=natural", ["values", "float32, bfloat16", "'natural'"]),
     ],
 )
 def test_bad_specs_say_what_is_wrong(name, params, words):
@@ -123,3 +133,4 @@ def test_specs_and_methods():
     assert methods.powersgd(2).to_spec() == "powersgd:rank=2"
     assert methods.acp_sgd() == Compression.from_spec("acpsgd:rank=4,error_feedback=true")
     assert methods.powersgd(3).build() == PowerSGD(3)
+    assert methods.acp_sgd(2, "bfloat16").to_spec() == "acpsgd:rank=2,values=bfloat16"

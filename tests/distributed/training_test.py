@@ -114,7 +114,9 @@ def test_density_falls_while_training_and_nothing_is_traced_again(codec, transpo
     [
         pytest.param(("--compression=powersgd:rank=2",), id="powersgd"),
         # All-reduces in the branches of a condition in a loop.
-        pytest.param(("--compression=acpsgd:rank=2", "--steps-per-execution=2"), id="acpsgd"),
+        pytest.param(
+            ("--compression=acpsgd:rank=2,values=bfloat16", "--steps-per-execution=2"), id="acpsgd"
+        ),
     ],
 )
 def test_low_rank_methods_train(arguments):

@@ -345,11 +345,47 @@ def test_the_monitor_says_when_no_variable_is_compressed(policy, warns, caplog):
     infos = [VariableInfo("kernel", (6, 3), "float32"), VariableInfo("bias", (3,), "float32")]
     monitor = tfgc.callbacks.CompressionMonitor()
     plan = make_plan(infos, as_policy(policy), 2)
-    reducer = SimpleNamespace(policy=as_policy(policy), plans_of=lambda keys: [plan])
+    reducer = SimpleNamespace(
+        policy=as_policy(policy),
+        counted_bytes=lambda keys: [(plan, 1, 0)],
+        row_sparse_bytes=lambda keys: 0,
+        views=lambda keys: {},
+    )
     monitor._reducer = lambda: reducer
     monitor.set_model(small_model())
+    monitor.on_train_begin()
+    monitor.on_epoch_end(0)
     monitor.on_train_end()
     assert ("all gradients were sent as they are" in caplog.text) == warns
+
+
+def test_the_monitor_counts_what_an_epoch_has_exchanged(caplog):
+    """A single worker exchanges nothing, but has plans where compression has the momentum."""
+    strategy = tfgc.CompressedMultiWorkerMirroredStrategy("topk:momentum=0.9")
+    with strategy.scope():
+        model = tf.keras.Sequential(
+            [tf.keras.layers.Input((6,)), *(tf.keras.layers.Dense(3) for _ in range(2))]
+        )
+
+    def bytes_of_a_fit(trainable=None, compiles=True):
+        if trainable is not None:
+            model.layers[0].trainable = trainable
+        if compiles:
+            with strategy.scope():
+                model.compile("sgd", "mse")
+        monitor = tfgc.callbacks.CompressionMonitor()
+        model.fit(np.ones((8, 6)), np.ones((8, 3)), verbose=0, callbacks=[monitor])
+        (figures,) = monitor.history
+        assert figures["payload_bytes"] == figures["dense_bytes"]
+        return figures["dense_bytes"]
+
+    head, everything = 4 * (3 * 3 + 3), 4 * (6 * 3 + 3 + 3 * 3 + 3)
+    assert bytes_of_a_fit() == everything
+    assert bytes_of_a_fit(trainable=False) == head
+    assert bytes_of_a_fit(trainable=True) == everything
+    # Keras trains on as compiled.
+    assert bytes_of_a_fit(trainable=False, compiles=False) == everything
+    assert "No gradient passed" not in caplog.text
 
 
 def test_the_monitor_keeps_what_has_changed_in_an_epoch(tmp_path):
@@ -372,7 +408,6 @@ def test_the_monitor_keeps_what_has_changed_in_an_epoch(tmp_path):
     reducer = SimpleNamespace(
         decisions=decisions,
         next_number=lambda keys: 100 + len(noted),  # as of a run that goes on
-        plans_of=lambda keys: [],
         counted_bytes=lambda keys: [],
         row_sparse_bytes=lambda keys: 0,
         views=lambda keys: {},

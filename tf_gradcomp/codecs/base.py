@@ -554,22 +554,24 @@ class LowRank(abc.ABC):
 
     Attributes:
       biased: as for a codec.
-      num_messages: all-reduces in an exchange.
     """
 
     biased: ClassVar[bool] = True
-    num_messages: ClassVar[int]
 
     @abc.abstractmethod
     def matrix_shape(self, shape: tuple[int, ...]) -> tuple[int, int] | None:
         """Returns the matrix ``(n, m)`` that a gradient is seen as; ``None`` if it is sent raw."""
 
     @abc.abstractmethod
-    def num_words(self, shapes: Sequence[tuple[int, ...]]) -> float:
-        """Returns the words of the messages for gradients of these shapes.
+    def message_words(self, shapes: Sequence[tuple[int, ...]]) -> list[float]:
+        """Returns the words of each all-reduce for gradients of these shapes.
 
-        On average over exchanges; an exchange itself sends whole words, as many on all workers.
+        On average over exchanges; an exchange itself sends as many on all workers.
         """
+
+    def num_words(self, shapes: Sequence[tuple[int, ...]]) -> float:
+        """Returns the words of all of them."""
+        return sum(self.message_words(shapes))
 
     @abc.abstractmethod
     def factor_shapes(self, matrices: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
@@ -591,7 +593,7 @@ class LowRank(abc.ABC):
           raw: float32 tensors that are sent as they are.
           factors: what the last exchange returned; zeros in the first one.
           step: int32 scalar, the number of the exchange.
-          all_reduce: sums float32 tensors over the workers, all of them in one message.
+          all_reduce: sums tensors over the workers, in their type, those of a type in one message.
         """
 
 

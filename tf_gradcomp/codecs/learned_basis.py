@@ -191,10 +191,9 @@ def leading_directions(gram: tf.Tensor, near: Rotation) -> tf.Tensor:
     # Not NumPy: its threads wait for one another where other processes are busy.
     with tf.device("CPU:0"):
         matrix = tf.cast(gram, tf.float64)
-        energy = tf.linalg.trace(matrix)
-        is_valid = (energy > 0) & tf.reduce_all(tf.math.is_finite(matrix))
         # Of NaN there are no eigenvectors, and looking for them ends the step.
-        matrix = tf.where(is_valid, matrix / energy, tf.zeros_like(matrix))
+        is_finite = tf.reduce_all(tf.math.is_finite(matrix))
+        matrix = tf.where(is_finite, matrix, tf.zeros_like(matrix))
         if gram.shape[0] <= MAX_EXACT:
             values, directions = tf.linalg.eigh(matrix)
         else:

@@ -13,10 +13,10 @@ Optimization of Gradient Compression for Distributed Deep Learning", ICDCS 2023 
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
-from typing import ClassVar
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -25,6 +25,7 @@ from tf_gradcomp.codecs import base
 
 _EPSILON = float(np.finfo(np.float32).eps)
 _MAX_RANK = 2**15
+_VALUES = ("float32", "bfloat16")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,34 +34,57 @@ class _LowRank(base.LowRank):
 
     Attributes:
       rank: r, columns of the factors.
+      values: type of the numbers that factors travel as, ``"float32"`` or ``"bfloat16"``. What
+        rounding takes from a worker's own factor is in its residual; each addition rounds, too.
       seed: seed of the directions that the factors start from.
     """
 
     rank: int = 4
+    values: str = "float32"
     seed: int = 0
 
     def __post_init__(self) -> None:
         base.check_range("low rank", "rank", self.rank, 1, _MAX_RANK, low_open=False)
         base.check_seed("low rank", self.seed)
+        if self.values not in _VALUES:
+            raise ValueError(
+                f"low rank: values must be one of {', '.join(_VALUES)}, got {self.values!r}"
+            )
 
     def matrix_shape(self, shape: tuple[int, ...]) -> tuple[int, int] | None:
         if len(shape) < 2:
             return None
         n, m = math.prod(shape[:-1]), shape[-1]
-        # Implies rank < min(n, m): factors of full rank would be no smaller than the matrix.
+        # Implies rank < min(n, m), without which there are no bases.
         return (n, m) if self.rank * (n + m) < n * m else None
 
-    def num_words(self, shapes: Sequence[tuple[int, ...]]) -> float:
-        return sum(self._num_words(shape) for shape in shapes)
+    def message_words(self, shapes: Sequence[tuple[int, ...]]) -> list[float]:
+        matrices = [self.matrix_shape(shape) for shape in shapes]
+        raw = sum(
+            math.prod(shape)
+            for shape, matrix in zip(shapes, matrices, strict=True)
+            if matrix is None
+        )
+        share = self.rank * self._dtype.size / 4
+        first, *others = (share * size for size in self._factor_rows(filter(None, matrices)))
+        if self._dtype == tf.float32:
+            return [first + raw, *others]
+        # Numbers of another type travel in a message of their own.
+        return [words for words in (first, raw) if words] + others
 
-    def _num_words(self, shape: tuple[int, ...]) -> float:
-        matrix = self.matrix_shape(shape)
-        if matrix is None:
-            return math.prod(shape)
-        return self.rank * sum(matrix) * self.num_messages / 2
+    @abc.abstractmethod
+    def _factor_rows(self, matrices: Iterable[tuple[int, int]]) -> list[float]:
+        """Returns the rows of the factors that each message has, on average over exchanges."""
+
+    @property
+    def _dtype(self) -> tf.DType:
+        return tf.as_dtype(self.values)
 
     def _bases(self, factors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         return [orthonormal(factor, self.seed) for factor in factors]
+
+    def _in_messages(self, factors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        return [tf.cast(factor, self._dtype) for factor in factors]
 
 
 class PowerSGD(_LowRank):
@@ -69,7 +93,8 @@ class PowerSGD(_LowRank):
     Keeps ``Q``, from which the next exchange goes on.
     """
 
-    num_messages: ClassVar[int] = 2
+    def _factor_rows(self, matrices: Iterable[tuple[int, int]]) -> list[float]:
+        return [float(sum(sizes)) for sizes in zip(*matrices, strict=True)] or [0.0, 0.0]
 
     def factor_shapes(self, matrices: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
         return [(m, self.rank) for _, m in matrices]
@@ -82,14 +107,16 @@ class PowerSGD(_LowRank):
         step: tf.Tensor,
         all_reduce: Callable[[Sequence[tf.Tensor]], list[tf.Tensor]],
     ) -> base.LowRankSum:
+        count = len(matrices)
         # The algorithm takes Q as it is. A basis of its columns leads to the same P up to the
         # choice of a basis, which is made anew below, and spares P the singular values' squares.
-        sums = all_reduce([*_left(matrices, self._bases(factors)), *raw])
-        bases = self._bases(sums[: len(matrices)])
-        own = _right(matrices, bases)
-        total = all_reduce(own)
+        lefts = self._in_messages(_left(matrices, self._bases(factors)))
+        sums = all_reduce([*lefts, *raw])
+        bases = self._bases(_in_float32(sums[:count]))
+        own = self._in_messages(_right(matrices, bases))
+        total = _in_float32(all_reduce(own))
         return base.LowRankSum(
-            _product(bases, total), _product(bases, own), sums[len(matrices) :], total
+            _product(bases, total), _product(bases, _in_float32(own)), sums[count:], total
         )
 
 
@@ -99,7 +126,8 @@ class ACPSGD(_LowRank):
     Keeps both factors. The one that an exchange does not sum is the basis for the other.
     """
 
-    num_messages: ClassVar[int] = 1
+    def _factor_rows(self, matrices: Iterable[tuple[int, int]]) -> list[float]:
+        return [sum(n + m for n, m in matrices) / 2]
 
     def factor_shapes(self, matrices: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
         return [(n, self.rank) for n, _ in matrices] + [(m, self.rank) for _, m in matrices]
@@ -117,21 +145,19 @@ class ACPSGD(_LowRank):
 
         def sum_left() -> base.LowRankSum:
             bases = self._bases(right)
-            own = _left(matrices, bases)
+            own = self._in_messages(_left(matrices, bases))
             sums = all_reduce([*own, *raw])
-            total = sums[:count]
-            return base.LowRankSum(
-                _product(total, bases), _product(own, bases), sums[count:], total + right
-            )
+            total = _in_float32(sums[:count])
+            sent = _product(_in_float32(own), bases)
+            return base.LowRankSum(_product(total, bases), sent, sums[count:], total + right)
 
         def sum_right() -> base.LowRankSum:
             bases = self._bases(left)
-            own = _right(matrices, bases)
+            own = self._in_messages(_right(matrices, bases))
             sums = all_reduce([*own, *raw])
-            total = sums[:count]
-            return base.LowRankSum(
-                _product(bases, total), _product(bases, own), sums[count:], left + total
-            )
+            total = _in_float32(sums[:count])
+            sent = _product(bases, _in_float32(own))
+            return base.LowRankSum(_product(bases, total), sent, sums[count:], left + total)
 
         return tf.cond(step % 2 == 1, sum_left, sum_right)
 
@@ -156,6 +182,10 @@ def orthonormal(factor: tf.Tensor, seed: int) -> tf.Tensor:
     largest = tf.reduce_max(tf.abs(factor))
     scaled = factor / tf.where(largest > 0, largest, 1.0)
     return tf.linalg.qr(scaled + _EPSILON * noise).q
+
+
+def _in_float32(factors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    return [tf.cast(factor, tf.float32) for factor in factors]
 
 
 def _left(matrices: Sequence[tf.Tensor], bases: Sequence[tf.Tensor]) -> list[tf.Tensor]:

@@ -78,7 +78,9 @@ class View(base.Transform):
     def fit(self, variables: Sequence[base.VariableShape]) -> FittedView:
         sides = [side_of(variable.shape) if self.learns else None for variable in variables]
         candidates = [
-            _candidates(variable, side) if self.view.startswith("auto") else (self.view,)
+            _candidates(variable, side)
+            if self.view.startswith("auto")
+            else (_without_missing(self.view, variable, side),)
             for variable, side in zip(variables, sides, strict=True)
         ]
         return FittedView(self.basis, tuple(variables), tuple(candidates), tuple(sides))
@@ -221,6 +223,15 @@ def _split_name(name: str) -> tuple[list[str], bool]:
     names = name.split("+")
     is_learned = names[-1] == LEARNED
     return (names[:-1] if is_learned else names), is_learned
+
+
+def _without_missing(name: str, variable: base.VariableShape, side: Side | None) -> str:
+    """Returns what a view comes to for a variable that lacks some of its axes, or a side."""
+    axes, is_learned = _split_name(name)
+    names = [axis for axis in axes if _axes(variable, axis)[1]]
+    if is_learned and side is not None:
+        names.append(LEARNED)
+    return "+".join(names) or "identity"
 
 
 def _along(

@@ -112,6 +112,11 @@ class LowRankExchange:
         return Reduced(sums, lambda: all_finite(sums), updates)
 
     def _sum(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Sums float32 tensors over the workers in one all-reduce."""
-        total = self._transport.sum(pack(tensors, tf.float32))
-        return split(total, [tensor.shape for tensor in tensors])
+        """Sums tensors over the workers in one all-reduce for each type."""
+        sums: dict[int, tf.Tensor] = {}
+        for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
+            places = [i for i, tensor in enumerate(tensors) if tensor.dtype == dtype]
+            members = [tensors[i] for i in places]
+            total = self._transport.sum(pack(members, dtype))
+            sums.update(zip(places, split(total, [m.shape for m in members]), strict=True))
+        return [sums[i] for i in range(len(tensors))]
