@@ -214,8 +214,7 @@ class CompressedExchange:
 
         def dropped() -> Dropped:
             assert density is not None
-            meant_in_all = meant + self._merged(residuals)
-            return Dropped(meant_in_all, self._merged(sent.lost), density)
+            return Dropped(transform.forward(sent.bucket), self._merged(sent.lost), density)
 
         sums = unpack(sent.bucket, gradients)
         narrow = [total for total in sums if total.dtype.size < tf.float32.size]
