@@ -3,9 +3,9 @@
 
     python examples/accuracy.py
 
-Trains the CNN of vision.py, for three epochs and for one, and both models of language.py on two
-workers with each of some methods, a launch for each run, and prints a table in Markdown for each
-task. All of it takes more than a day.
+Trains the CNN of vision.py, for three epochs and for one, the LSTM of language.py, for one and for
+three, and its transformer on two workers with each of some methods, a launch for each run, and
+prints a table in Markdown for each task. All of it takes more than two days.
 Results are kept in a folder, run by run: a study that was interrupted goes on where it was. After a
 change of code, begin with another folder.
 """
@@ -35,6 +35,7 @@ METHODS = {
     "C_nat": "natural",
     "DGC 0.1 %": str(methods.dgc(warmup=200)),
     "PowerSGD rank 4": "powersgd:rank=4",
+    "PowerSGD rank 4, bfloat16": "powersgd:rank=4,values=bfloat16",
     "PowerSGD rank 2": "powersgd:rank=2",
     "PowerSGD rank 1": "powersgd:rank=1",
     "top-k 1 % + C_nat, global momentum": "topk:values=natural,global_momentum=0.9",
@@ -81,9 +82,9 @@ def _vision(*options: str) -> Task:
     )
 
 
-def _language(model: str) -> Task:
+def _language(model: str, *options: str) -> Task:
     return Task(
-        ("language.py", "--model", model),
+        ("language.py", "--model", model, *options),
         "perplexity",
         "test perplexity",
         lambda perplexity: perplexity,
@@ -96,6 +97,7 @@ TASKS = {
     "vision": _vision(),
     "vision-one-epoch": _vision("--epochs", "1"),
     "language": _language("lstm"),
+    "language-three-epochs": _language("lstm", "--epochs", "3"),
     "transformer": _language("transformer"),
 }
 
