@@ -3,9 +3,11 @@
 
     python examples/accuracy.py
 
-Trains the CNN of vision.py, for three epochs and for one, the LSTM of language.py, for one and for
-three, and its transformer on two workers with each of some methods, a launch for each run, and
-prints a table in Markdown for each task. All of it takes more than two days.
+Trains the CNN of vision.py, for three epochs, for one, and for one with even its smallest matrices
+compressed, the LSTM of language.py, for one epoch and for three, and its transformer with each of
+some methods, a launch for each run, and prints a table in Markdown for each task. All of it takes
+more than two days.
+
 Results are kept in a folder, run by run: a study that was interrupted goes on where it was. After a
 change of code, begin with another folder.
 """
@@ -47,6 +49,10 @@ METHODS = {
     "top-k 0.1 %, frequency": "topk:density=0.001,view=hidden",
     "top-k 0.1 %, learned": "topk:density=0.001,view=learned",
     "top-k 0.1 %, both": "topk:density=0.001,view=hidden+learned",
+    "top-k 0.1 %, by layer": "topk:density=0.001,scope=layer",
+    "top-k 0.1 %, by layer, frequency": "topk:density=0.001,scope=layer,view=hidden",
+    "top-k 0.1 %, by layer, learned": "topk:density=0.001,scope=layer,view=learned",
+    "top-k 0.1 %, by layer, both": "topk:density=0.001,scope=layer,view=hidden+learned",
     "layer window": str(methods.layer_window()),
 }
 
@@ -96,6 +102,7 @@ def _language(model: str, *options: str) -> Task:
 TASKS = {
     "vision": _vision(),
     "vision-one-epoch": _vision("--epochs", "1"),
+    "vision-all-matrices": _vision("--epochs", "1", "--min-elements", "2"),
     "language": _language("lstm"),
     "language-three-epochs": _language("lstm", "--epochs", "3"),
     "transformer": _language("transformer"),

@@ -64,6 +64,12 @@ def add_demo_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--epochs", type=int, default=3, help="default: %(default)s")
     parser.add_argument(
+        "--min-elements",
+        type=int,
+        metavar="N",
+        help="send tensors of fewer elements as they are; by default the policy decides",
+    )
+    parser.add_argument(
         "--learning-rate",
         type=float,
         default=0.05,
@@ -97,7 +103,7 @@ def add_demo_arguments(parser: argparse.ArgumentParser) -> None:
 
 def parsed(parser: argparse.ArgumentParser) -> argparse.Namespace:
     args = parser.parse_args()
-    for name in ("epochs", "limit_train", "workers", "seeds"):
+    for name in ("epochs", "limit_train", "min_elements", "workers", "seeds"):
         value = getattr(args, name)
         if value is not None and value < 1:
             parser.error(f"--{name.replace('_', '-')} must be at least 1, got {value}")
@@ -114,7 +120,10 @@ def train_worker(args: argparse.Namespace) -> None:
     import tf_gradcomp as tfgc
 
     # Before anything else: TensorFlow wants its collectives set up first.
-    strategy = tfgc.CompressedMultiWorkerMirroredStrategy(args.compression)
+    policy = tfgc.Policy(args.compression)
+    if args.min_elements is not None:
+        policy = tfgc.Policy(args.compression, min_elements=args.min_elements)
+    strategy = tfgc.CompressedMultiWorkerMirroredStrategy(policy)
     is_chief = strategy.cluster_resolver.task_id == 0
 
     tf.keras.utils.set_random_seed(args.seed)
@@ -287,8 +296,10 @@ def launch(
     command += ["--epochs", str(args.epochs), "--learning-rate", str(args.learning_rate)]
     command += ["--data", args.data]
     command += ["--report", str(report), "--log-dir", str(log_dir)]
-    if args.limit_train is not None:
-        command += ["--limit-train", str(args.limit_train)]
+    for name in ("limit_train", "min_elements"):
+        value = getattr(args, name)
+        if value is not None:
+            command += [f"--{name.replace('_', '-')}", str(value)]
     with subprocess.Popen(command) as launcher:
         # The launcher ends its workers when it is told to, and this process then follows.
         handlers = {

@@ -131,6 +131,7 @@ def test_failure_of_a_worker_ends_the_demo_with_its_code(images, tmp_path):
         (("--data", "/nowhere"), "/nowhere has neither train-images-idx3-ubyte nor"),
         (("--epochs", "0"), "--epochs must be at least 1, got 0"),
         (("--limit-train", "-5"), "--limit-train must be at least 1, got -5"),
+        (("--min-elements", "0"), "--min-elements must be at least 1, got 0"),
     ],
 )
 def test_bad_arguments_are_refused_before_training(monkeypatch, capsys, arguments, message):
