@@ -12,12 +12,6 @@ from tf_gradcomp import state
 from tf_gradcomp.ops.time_when_ready import time_when_ready
 
 
-@tf.function(autograph=False)
-def _set_to_now(variable: tf.Variable) -> None:
-    """Asks for the time in a function of its own: TensorFlow would put such questions in order."""
-    variable.assign(tf.timestamp())
-
-
 class Clock:
     """Notes when a step starts, and the seconds from then until each of some tensors is there.
 
@@ -32,7 +26,9 @@ class Clock:
           num_tensors: how many are noted in each step.
           device: where they are computed.
         """
-        self._start = state.host_zeros((), "time", tf.float64)
+        # What is read from a variable is there when a step begins, and no sooner.
+        self._there_at_start = state.host_zeros((), "there_at_start")
+        self._started: tf.Tensor | None = None
         self._in_host_memory = tf.DeviceSpec.from_string(device).device_type == "CPU"
         self._noted: list[tf.Tensor | None] = [None] * num_tensors
 
@@ -40,8 +36,8 @@ class Clock:
         """Notes the time as soon as the graph runs."""
         # What was noted when a function could not be traced to its end is of no use.
         self._noted = [None] * len(self._noted)
-        with tf.device("CPU:0"):
-            _set_to_now(self._start)
+        if not tf.executing_eagerly():
+            self._started = time_when_ready(self._there_at_start.read_value())
 
     def note(self, position: int, gradient: tf.Tensor | tf.IndexedSlices) -> None:
         """Notes the time when a gradient is there."""
@@ -64,6 +60,7 @@ class Clock:
         if not times:
             return tf.fill([1 + len(noted)], np.float64("nan"))
         assert len(times) == len(noted), "a step notes all tensors"
+        assert self._started is not None, "a step starts before it notes anything"
         # On a busy machine some of what a step is given can be noted before its start is.
-        start = tf.minimum(self._start.read_value(), tf.reduce_min(times))
+        start = tf.minimum(self._started, tf.reduce_min(times))
         return tf.concat([[start], tf.stack(times) - start], 0)
